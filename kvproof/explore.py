@@ -1,0 +1,236 @@
+"""Exhaustive breadth-first search of a `System`, whole chunks of states at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.store import Store
+from kvproof.system import Successors, System, Words
+
+Outcome = Literal["holds", "violated", "bounded"]
+Reason = Literal["states", "memory", "seconds", "interrupted"]
+
+# Successors that stay in the second-level cache while they are made, looked up and checked.
+_CHUNK_BYTES = 1 << 20
+_CHUNKS_A_BLOCK = 16
+_PROGRESS_SECONDS = 0.1
+_MAX_INVARIANTS = 63
+
+
+@dataclass(frozen=True)
+class Violation:
+    """The invariants broken at the end of `actions`, taken from row `initial` of `initial()`."""
+
+    invariants: tuple[str, ...]
+    actions: tuple[int, ...]
+    initial: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a search stands: `frontier` states await expansion, `level_done` is a fraction."""
+
+    states: int
+    transitions: int
+    depth: int
+    frontier: int
+    level_done: float
+    seconds: float
+    memory: int
+
+    @property
+    def states_per_second(self) -> float:
+        return self.states / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk of states just expanded, for an observer; the arrays are reused after the call.
+
+    `rows[i]` is state number `first + i`; transition k leads from `rows[parent[k]]` by `action[k]`
+    to state number `target[k]`, whose row is `successors[k]`. `new` lists the transitions whose
+    target was not known before.
+    """
+
+    first: int
+    rows: Words
+    successors: Words
+    parent: NDArray[np.int32]
+    action: NDArray[np.int32]
+    target: NDArray[np.uint32]
+    new: NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search found and what it covered.
+
+    `outcome` is "holds" (every reachable state was visited), "violated" or "bounded" (`reason`
+    names the limit). `levels[d]` states are first reached by d actions; every run of at most
+    `covered_depth` actions was checked. `transitions` counts successors, known ones included.
+    `dead_ends` are states without a successor. `seconds` leaves compilation out.
+    """
+
+    system: str
+    outcome: Outcome
+    reason: Reason | None
+    violation: Violation | None
+    states: int
+    initial_states: int
+    transitions: int
+    dead_ends: int
+    levels: tuple[int, ...]
+    covered_depth: int
+    seconds: float
+    store_bytes: int
+    peak_frontier_bytes: int
+    collision_probability: float
+    store: Store = field(repr=False, compare=False)
+
+    @property
+    def depth(self) -> int:
+        """The number of actions to the farthest state found."""
+        return len(self.levels) - 1
+
+    @property
+    def generated(self) -> int:
+        """States generated, as TLC counts them: initial states and successors."""
+        return self.initial_states + self.transitions
+
+    @property
+    def states_per_second(self) -> float:
+        return self.states / self.seconds
+
+    @property
+    def bytes_per_state(self) -> float:
+        """Memory of the store, without the frontier, divided by the states."""
+        return self.store_bytes / self.states
+
+
+def explore(
+    system: System,
+    *,
+    max_states: int | None = None,
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    observe: Callable[[Chunk], None] | None = None,
+) -> Result:
+    """Visit every reachable state, or stop at a first violation or limit.
+
+    The violation reported is one of fewest actions and, among those, the first in the order of
+    states and successors. Limits (`max_memory` in bytes, store and frontier together) are looked
+    at between chunks, so `max_states` may be passed by a chunk. `progress` is called at most ten
+    times a second. Ctrl-C ends the search after the chunk at hand, a second one at once; either
+    way the result says what was covered. Raises ValueError for a limit that is not positive and
+    for a system that breaks the contract of `System`, OverflowError past `store.MAX_STATES`.
+    """
+    for name, limit in (
+        ("max_states", max_states),
+        ("max_memory", max_memory),
+        ("max_seconds", max_seconds),
+    ):
+        if limit is not None and limit <= 0:
+            raise ValueError(f"{name} is {limit}; it must be positive, or None for no limit")
+
+    search = _Search(system, observe)
+    started = time.perf_counter()
+    search.begin()
+    reason: Reason | None = None
+    next_progress = 0.0
+    with _interrupts_between_chunks() as interrupted:
+        try:
+            while search.unfinished:
+                seconds = time.perf_counter() - started
+                if progress is not None and seconds >= next_progress:
+                    progress(search.progress(seconds))
+                    next_progress = seconds + _PROGRESS_SECONDS
+                if interrupted.is_set():
+                    reason = "interrupted"
+                elif max_states is not None and len(search.store) >= max_states:
+                    reason = "states"
+                elif max_memory is not None and search.memory_for_chunk() > max_memory:
+                    reason = "memory"
+                elif max_seconds is not None and seconds >= max_seconds:
+                    reason = "seconds"
+                if reason is not None:
+                    break
+                search.advance()
+        except KeyboardInterrupt:
+            reason = "interrupted"
+    return search.result(reason, time.perf_counter() - started)
+
+
+class _Search:
+    """The state of one search: states are numbered, and expanded, in the order they are found."""
+
+    def __init__(self, system: System, observe: Callable[[Chunk], None] | None) -> None:
+        if not 0 < len(system.invariants) <= _MAX_INVARIANTS:
+            raise ValueError(
+                f"{system.name} has {len(system.invariants)} invariants; "
+                f"a search checks 1 to {_MAX_INVARIANTS}"
+            )
+        if system.words < 1 or system.max_successors < 1:
+            raise ValueError(
+                f"{system.name} has words = {system.words} and "
+                f"max_successors = {system.max_successors}; both must be at least 1"
+            )
+        self.system = system
+        self.observe = observe
+        self.store = Store()
+        bytes_a_successor = Successors(1, system.words).nbytes
+        capacity = max(_CHUNK_BYTES // bytes_a_successor, system.max_successors)
+        self.out = Successors(capacity, system.words)
+        self.targets = None if observe is None else np.zeros(capacity, np.uint32)
+        self.chunk = capacity // system.max_successors
+        self.queue = _Queue(system.words, self.chunk * _CHUNKS_A_BLOCK)
+        self.levels: list[int] = []
+        self.level_left = 0
+        self.initial_states = 0
+        self.transitions = 0
+        self.expanded = 0
+        self.dead_ends = 0
+        self.peak_frontier_bytes = 0
+        self.violation: Violation | None = None
+        self._expand(np.zeros((0, system.words), np.uint64))  # compiles, before the clock starts
+
+    @property
+    def unfinished(self) -> bool:
+        return self.violation is None and len(self.queue) > 0
+
+    def begin(self) -> None:
+        """Store and check the initial states."""
+        rows = self.system.initial()
+        if rows.dtype != np.uint64 or rows.ndim != 2 or rows.shape[1] != self.system.words:
+            raise ValueError(
+                f"{self.system.name}.initial() has type {rows.dtype} and shape {rows.shape}; "
+                f"it must be uint64 and (n, {self.system.words})"
+            )
+        if len(rows) == 0:
+            raise ValueError(f"{self.system.name}.initial() is empty; there is nothing to search")
+        rows = np.ascontiguousarray(rows)
+        self.initial_states = len(rows)
+        new = self.store.insert_initial(rows)
+        broken = np.zeros(len(rows), np.uint64)
+        self._keep(rows, new, broken)
+        if broken.any():
+            row = int(np.argmax(broken != 0))
+            self.violation = Violation(self._names(int(broken[row])), (), row)
+        self._next_level()
+
+    def advance(self) -> None:
+        """Expand the next chunk of the level."""
+        rows = self.queue.take(min(self.chunk, self.level_left))
+        first = self.expanded
+        count = self._expand(rows)
+        ...

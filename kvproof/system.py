@@ -1,0 +1,70 @@
+"""What the search needs to know of a transition system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+
+class Successors:
+    """Room for the transitions of one chunk of states; entry k of each array is transition k.
+
+    `rows` (capacity, words) holds the new states, `parent` the row numbers of the states they come
+    from, `action` their codes, `broken` a bit for each invariant that the transition breaks.
+    `broken` is zero when a system gets it.
+    """
+
+    def __init__(self, capacity: int, words: int) -> None:
+        self.rows: Words = np.zeros((capacity, words), np.uint64)
+        self.parent: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.action: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.broken: Words = np.zeros(capacity, np.uint64)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.parent.nbytes + self.action.nbytes + self.broken.nbytes
+
+
+class System(Protocol):
+    """A transition system whose states are rows of 64-bit words; equal states are equal rows.
+
+    `words` is the length of a row, `max_successors` a bound on the successors of one state, and
+    `invariants[i]` names bit i of every mask of broken invariants (at most 63).
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def words(self) -> int: ...
+    @property
+    def max_successors(self) -> int: ...
+    @property
+    def invariants(self) -> Sequence[str]: ...
+
+    def initial(self) -> Words:
+        """The initial states, (n, words) with n >= 1."""
+        ...
+
+    def expand(self, rows: Words, out: Successors) -> int:
+        """Write every successor of every row to `out` and return how many there are.
+
+        `rows` is (m, words) with 0 <= m and m * max_successors <= len(out.rows). The order of the
+        successors decides which of several shortest violations is reported.
+        """
+        ...
+
+    def check(self, rows: Words, broken: Words) -> None:
+        """Set in `broken` (m,), zero on entry, the invariants that the states in `rows` break.
+
+        Called once for each state; what only a transition can show belongs in `expand`.
+        """
+        ...
+
+    def describe(self, action: int) -> str:
+        """The action in words, for a trace."""
+        ...

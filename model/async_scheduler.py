@@ -1,0 +1,28 @@
+"""Placeholders and the output of overlapping steps (vllm/v1/core/sched/async_scheduler.py)."""
+
+from __future__ import annotations
+
+from model import block_pool, kv_cache
+from model.jit import kernel
+from model.state import Assertion, Status
+from spec.rules import Rule
+
+
+@kernel
+def update_after_schedule(s, c, r, num_drafts):
+    """Plan the output of a request that this step samples for (AsyncScheduler, same name)."""
+    s.placeholders[r] += 1 + num_drafts
+    s.num_drafts[r] = c.num_spec_tokens
+    if c.v2_runner:
+        s.decode_wait[r] = c.decode_stagger
+
+
+@kernel
+def update_request_with_output(s, c, e, r, status_before, num_delivered, is_stale):
+    """Settle placeholders and publish what the output made known (AsyncScheduler, same name)."""
+    if not is_stale or not c.rules[Rule.keep_stale_output_off_counters]:
+        s.placeholders[r] -= num_delivered
+        if s.placeholders[r] < 0:
+            block_pool.fail(s, Assertion.PLACEHOLDERS_BELOW_ZERO)
+    if status_before == Status.RUNNING:
+        kv_cache.cache_blocks(s, c, e, r, s.num_computed[r] - s.placeholders[r])

@@ -1,0 +1,182 @@
+"""A scope as the kernels read it, and the layouts of its states and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from model import engine
+from model.record import Layout, Record, Words
+from model.state import REPORT, SCOPE, STATE, Branch
+from spec.rules import Rule
+from spec.scope import RequestSpec, Scope
+
+MAX_INVARIANTS = 32
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A scope, compiled: `c` for the kernels, `state` the layout of a state, `prefixes` by code."""
+
+    scope: Scope
+    c: Record
+    state: Layout
+    report: Layout
+    prefixes: tuple[tuple[str, tuple[int, ...]], ...]
+    tokens: tuple[tuple[int, ...], ...]
+
+    def initial(self) -> Record:
+        """The state of a fresh engine."""
+        state = self.state.new()
+        engine.start(state, self.c)
+        return state
+
+    def new_report(self) -> Record:
+        """An empty report."""
+        return self.report.new()
+
+    def read(self, row: Words) -> Record:
+        """The state in a row."""
+        return self.state.read(row)
+
+
+def next_token(tokens: list[int], alphabet: int) -> int:
+    """The greedy continuation: a fixed function of the prefix, in 1..alphabet."""
+    return 1 + (sum(tokens) + len(tokens)) % alphabet
+
+
+def compile_scope(scope: Scope) -> Compiled:
+    """Number the prefixes that can occur and lay out the records."""
+    length = scope.max_model_len + (scope.num_speculative_tokens + 1) * (scope.depth + 1) + 2
+    tokens: list[tuple[int, ...]] = []
+    for request in scope.requests:
+        line = list(request.prompt)
+        while len(line) < length:
+            line.append(next_token(line, scope.alphabet))
+        tokens.append(tuple(line))
+
+    codes: dict[tuple[str, tuple[int, ...]], int] = {}
+    hash_codes: dict[tuple[str, tuple[int, ...]], int] = {}
+    off = {Rule[name] for name in scope.rules_off}
+
+    def hashed(salt: str, prefix: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """What the hash of a prefix tells apart."""
+        if Rule.hash_includes_salt in off:
+            salt = ""
+        if Rule.hash_whole_prefix in off:
+            # Only the last block: equal blocks behind different prefixes collide.
+            start = (len(prefix) - 1) // scope.block_size * scope.block_size
+            prefix = (0,) * start + prefix[start:]
+        return salt, prefix
+
+    for request, line in zip(scope.requests, tokens, strict=True):
+        for n in range(1, length + 1):
+            key = (request.salt or "", line[:n])
+            if key not in codes:
+                codes[key] = len(codes) + 1
+    names = ["prefix", "prefix_hash"]
+    tables = {name: np.zeros((len(tokens), length + 1), np.int32) for name in names}
+    for r, (request, line) in enumerate(zip(scope.requests, tokens, strict=True)):
+        for n in range(1, length + 1):
+            key = (request.salt or "", line[:n])
+            tables["prefix"][r, n] = codes[key]
+            tables["prefix_hash"][r, n] = hash_codes.setdefault(hashed(*key), codes[key])
+
+    table_len = -(-scope.max_model_len // scope.block_size)
+    num_requests = len(scope.requests)
+    sizes = {
+        "R": num_requests,
+        "B": scope.num_blocks,
+        "N": table_len,
+        "S": scope.block_size,
+        "D": scope.depth,
+        "Q": num_requests * (scope.depth + 1) if scope.defer_block_free else 1,
+        "T": length + 1,
+        "P": len(codes) + 1,
+        "K": len(Rule),
+        "C": len(Branch),
+        "I": MAX_INVARIANTS,
+    }
+    c = SCOPE.layout(sizes).new()
+    for name, value in _numbers(scope, table_len, sizes["Q"]).items():
+        setattr(c, name, int(value))
+    for r, request in enumerate(scope.requests):
+        for name, value in _request_numbers(scope, r, request).items():
+            getattr(c, name)[r] = int(value)
+    for name in names:
+        getattr(c, name)[:] = tables[name]
+    for (_salt, prefix), code in codes.items():
+        c.prefix_len[code] = len(prefix)
+    for rule in Rule:
+        c.rules[int(rule)] = int(rule not in off)
+    return Compiled(
+        scope=scope,
+        c=c,
+        state=STATE.layout(sizes),
+        report=REPORT.layout(sizes),
+        prefixes=(("", ()), *codes),
+        tokens=tuple(tokens),
+    )
+
+
+def _numbers(scope: Scope, table_len: int, max_deferred: int) -> dict[str, int | bool]:
+    return {
+        "num_requests": len(scope.requests),
+        "num_blocks": scope.num_blocks,
+        "block_size": scope.block_size,
+        "table_len": table_len,
+        "depth": scope.depth,
+        "max_deferred": max_deferred,
+        "max_num_seqs": scope.max_num_seqs,
+        "token_budget": scope.token_budget,
+        "input_budget": scope.max_num_batched_tokens,
+        "max_model_len": scope.max_model_len,
+        "priority_policy": scope.policy == "priority",
+        "prefix_caching": scope.prefix_caching,
+        "chunked_prefill": scope.chunked_prefill,
+        "long_prefill_threshold": scope.long_prefill_token_threshold,
+        "reserve_full_isl": scope.reserve_full_isl,
+        "watermark_blocks": int(scope.watermark * scope.num_blocks),
+        "async_scheduling": scope.async_scheduling,
+        "v2_runner": scope.v2_model_runner,
+        "decode_stagger": scope.pipeline_parallel_size,
+        "num_spec_tokens": scope.num_speculative_tokens,
+        "num_lookahead": scope.num_lookahead_tokens,
+        "draft_slots": scope.draft_slots,
+        "drop_last_hit": scope.num_speculative_tokens > 0 and scope.spec_method == "eagle",
+        "connector": scope.kv_role is not None,
+        "defer_block_free": scope.defer_block_free,
+        "requires_kv_delivery": scope.kv_role in ("kv_producer", "kv_both"),
+        "recompute_load_failures": scope.kv_load_failure_policy == "recompute",
+        "may_reset": scope.may_reset,
+        "may_reset_running": scope.may_reset_running,
+        "may_pause": scope.may_pause,
+        "may_fail_loads": scope.may_fail_loads,
+    }
+
+
+def _request_numbers(scope: Scope, r: int, request: RequestSpec) -> dict[str, int | bool]:
+    external = request.external
+    return {
+        "prompt_len": len(request.prompt),
+        "max_tokens": request.max_tokens,
+        "priority": request.priority,
+        "arrival": r if request.arrival is None else request.arrival,
+        "may_stop": request.may_stop,
+        "may_abort": request.may_abort,
+        "external_tokens": 0 if external is None else external.tokens,
+        "external_async": external is not None and external.is_async,
+        "external_once": external is not None and external.once,
+        "external_asks": 0 if external is None else external.ask_later,
+        "delay_free": request.delay_free,
+        "twin": _twin(scope, r),
+    }
+
+
+def _twin(scope: Scope, r: int) -> int:
+    """1 + the last equal request before r, 0 for none; such requests arrive in order."""
+    for earlier in range(r - 1, -1, -1):
+        if scope.requests[earlier] == scope.requests[r]:
+            return earlier + 1
+    return 0
