@@ -1,1 +1,3 @@
-"""kvproof: can any order of events make vLLM's scheduler and KV cache do something wrong?"""
+"""kvproof: a model checker for the vLLM v1 scheduler and its paged KV cache."""
+
+__version__ = "0.1.0"

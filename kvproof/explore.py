@@ -21,7 +21,7 @@ Outcome = Literal["holds", "violated", "bounded"]
 Reason = Literal["states", "memory", "seconds", "interrupted"]
 
 # Successors that stay in the second-level cache while they are made, looked up and checked.
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 2 << 20
 _CHUNKS_A_BLOCK = 16
 _PROGRESS_SECONDS = 0.1
 _MAX_INVARIANTS = 63
@@ -144,10 +144,9 @@ def explore(
             raise ValueError(f"{name} is {limit}; it must be positive, or None for no limit")
 
     search = _Search(system, observe)
-    started = time.perf_counter()
-    search.begin()
     reason: Reason | None = None
     next_progress = 0.0
+    started = time.perf_counter()
     with _interrupts_between_chunks() as interrupted:
         try:
             while search.unfinished:
@@ -175,10 +174,10 @@ class _Search:
     """The state of one search: states are numbered, and expanded, in the order they are found."""
 
     def __init__(self, system: System, observe: Callable[[Chunk], None] | None) -> None:
-        if not 0 < len(system.invariants) <= _MAX_INVARIANTS:
+        if len(system.invariants) > _MAX_INVARIANTS:
             raise ValueError(
                 f"{system.name} has {len(system.invariants)} invariants; "
-                f"a search checks 1 to {_MAX_INVARIANTS}"
+                f"a search checks at most {_MAX_INVARIANTS}"
             )
         if system.words < 1 or system.max_successors < 1:
             raise ValueError(
@@ -202,13 +201,10 @@ class _Search:
         self.dead_ends = 0
         self.peak_frontier_bytes = 0
         self.violation: Violation | None = None
-        self._expand(np.zeros((0, system.words), np.uint64))  # compiles, before the clock starts
+        self._visit(np.zeros((0, system.words), np.uint64))  # compiles, before any clock runs
+        self._begin()
 
-    @property
-    def unfinished(self) -> bool:
-        return self.violation is None and len(self.queue) > 0
-
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Store and check the initial states."""
         rows = self.system.initial()
         if rows.dtype != np.uint64 or rows.ndim != 2 or rows.shape[1] != self.system.words:
@@ -217,20 +213,183 @@ class _Search:
                 f"it must be uint64 and (n, {self.system.words})"
             )
         if len(rows) == 0:
-            raise ValueError(f"{self.system.name}.initial() is empty; there is nothing to search")
-        rows = np.ascontiguousarray(rows)
+            raise ValueError(f"{self.system.name}.initial() is empty; it must name a state")
         self.initial_states = len(rows)
-        new = self.store.insert_initial(rows)
         broken = np.zeros(len(rows), np.uint64)
-        self._keep(rows, new, broken)
+        self._keep(rows, self.store.insert_initial(np.ascontiguousarray(rows)), broken)
+        self._start_level()
         if broken.any():
             row = int(np.argmax(broken != 0))
-            self.violation = Violation(self._names(int(broken[row])), (), row)
-        self._next_level()
+            self.violation = Violation(self._names(broken[row]), (), row)
+
+    @property
+    def unfinished(self) -> bool:
+        return self.violation is None and len(self.queue) > 0
 
     def advance(self) -> None:
-        """Expand the next chunk of the level."""
+        """Expand the next states of the level, at most a chunk."""
         rows = self.queue.take(min(self.chunk, self.level_left))
-        first = self.expanded
-        count = self._expand(rows)
-        ...
+        self._visit(rows)
+        if self.violation is not None:
+            return
+        self.expanded += len(rows)
+        self.level_left -= len(rows)
+        if self.level_left == 0 and len(self.queue) > 0:
+            self._start_level()
+
+    def _start_level(self) -> None:
+        self.level_left = len(self.queue)
+        self.levels.append(self.level_left)
+
+    def _visit(self, rows: Words) -> None:
+        """Expand rows, the first of which is state number `expanded`, and look at what comes."""
+        most = len(rows) * self.system.max_successors
+        count = self.system.expand(rows, self.out)
+        if not 0 <= count <= most:
+            raise ValueError(
+                f"{self.system.name}.expand returned {count} successors of {len(rows)} states; "
+                f"max_successors = {self.system.max_successors} allows 0 to {most}"
+            )
+        successors, parent = self.out.rows[:count], self.out.parent[:count]
+        action, broken = self.out.action[:count], self.out.broken[:count]
+        targets = None if self.targets is None else self.targets[:count]
+        new = self.store.insert(successors, parent, action, self.expanded, targets)
+        self._keep(successors, new, broken)
+        self.transitions += count
+        self.dead_ends += len(rows) - np.count_nonzero(np.bincount(parent))
+        if self.observe is not None and targets is not None:
+            self.observe(Chunk(self.expanded, rows, successors, parent, action, targets, new))
+        if broken.any():
+            k = int(np.argmax(broken != 0))
+            initial, actions = self.store.path_to(self.expanded + int(parent[k]))
+            self.violation = Violation(self._names(broken[k]), (*actions, int(action[k])), initial)
+
+    def _keep(self, rows: Words, new: NDArray[np.intp], broken: Words) -> None:
+        """Check and queue the new ones of rows; what they break is added to `broken`."""
+        fresh = rows[new]
+        broken_by_state = np.zeros(len(new), np.uint64)
+        self.system.check(fresh, broken_by_state)
+        broken[new] |= broken_by_state
+        self.queue.put(fresh)
+        self.peak_frontier_bytes = max(self.peak_frontier_bytes, self.queue.nbytes)
+
+    def _names(self, mask: np.uint64) -> tuple[str, ...]:
+        names = self.system.invariants
+        bits = int(mask)
+        if bits >> len(names):
+            raise ValueError(
+                f"{self.system.name} set bit {bits.bit_length() - 1} of a mask of broken "
+                f"invariants; it names {len(names)}"
+            )
+        return tuple(name for bit, name in enumerate(names) if bits >> bit & 1)
+
+    def memory(self) -> int:
+        return self.store.nbytes + self.queue.nbytes + self.out.nbytes
+
+    def memory_for_chunk(self) -> int:
+        """What `memory` may come to with one more chunk."""
+        most = len(self.out.rows)
+        return self.memory() - self.store.nbytes + self.store.nbytes_with(most)
+
+    def progress(self, seconds: float) -> Progress:
+        return Progress(
+            states=len(self.store),
+            transitions=self.transitions,
+            depth=len(self.levels) - 1,
+            frontier=len(self.queue),
+            level_done=1 - self.level_left / self.levels[-1],
+            seconds=seconds,
+            memory=self.memory(),
+        )
+
+    def result(self, reason: Reason | None, seconds: float) -> Result:
+        levels = list(self.levels)
+        beyond = len(self.store) - sum(levels)
+        if beyond > 0:
+            levels.append(beyond)
+        outcome: Outcome = "holds"
+        if self.violation is not None:
+            outcome = "violated"
+        elif reason is not None:
+            outcome = "bounded"
+        return Result(
+            system=self.system.name,
+            outcome=outcome,
+            reason=reason,
+            violation=self.violation,
+            states=len(self.store),
+            initial_states=self.initial_states,
+            transitions=self.transitions,
+            dead_ends=self.dead_ends,
+            levels=tuple(levels),
+            covered_depth=len(self.levels) - 1,
+            seconds=seconds,
+            store_bytes=self.store.nbytes,
+            peak_frontier_bytes=self.peak_frontier_bytes,
+            collision_probability=self.store.collision_probability,
+            store=self.store,
+        )
+
+
+class _Queue:
+    """First in, first out rows, in blocks that are given back once they are read."""
+
+    def __init__(self, words: int, block: int) -> None:
+        self._words = words
+        self._block = block
+        self._blocks: deque[Words] = deque()
+        self._read = 0
+        self._written = block
+
+    def __len__(self) -> int:
+        blocks = len(self._blocks)
+        return blocks * self._block - self._read - (self._block - self._written) if blocks else 0
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._blocks) * self._block * self._words * 8
+
+    def put(self, rows: Words) -> None:
+        while len(rows) > 0:
+            if self._written == self._block:
+                self._blocks.append(np.empty((self._block, self._words), np.uint64))
+                self._written = 0
+            taken = min(len(rows), self._block - self._written)
+            self._blocks[-1][self._written : self._written + taken] = rows[:taken]
+            self._written += taken
+            rows = rows[taken:]
+
+    def take(self, most: int) -> Words:
+        """The next rows, at least one and at most `most`, from a queue that is not empty."""
+        last = len(self._blocks) == 1
+        stop = min(self._read + most, self._written if last else self._block)
+        rows = self._blocks[0][self._read : stop]
+        self._read = stop
+        if stop == self._block:
+            self._blocks.popleft()
+            self._read = 0
+        return rows
+
+
+@contextlib.contextmanager
+def _interrupts_between_chunks() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag, so that no chunk is left half done.
+
+    Leaves alone a handler that someone else has installed, and threads, which cannot have one.
+    """
+    interrupted = threading.Event()
+    usual = signal.default_int_handler
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not usual:
+        yield interrupted
+        return
+
+    def note(_number: int, _frame: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, usual)

@@ -124,7 +124,10 @@ def _prefetch_line(_context: Any, array: Any, index: Any) -> Any:
 
 @overload(prefetch)
 def _prefetch_overload(array: Any, index: Any) -> Any:
-    return lambda array, index: _prefetch_line(array, index)
+    def compiled(array: Any, index: Any) -> Any:
+        return _prefetch_line(array, index)
+
+    return compiled
 
 
 def fast_range(word: int, size: int) -> int:
@@ -144,4 +147,7 @@ def _multiply_high(_context: Any, word: Any, size: Any) -> Any:
 
 @overload(fast_range)
 def _fast_range_overload(word: Any, size: Any) -> Any:
-    return lambda word, size: _multiply_high(word, size)
+    def compiled(word: Any, size: Any) -> Any:
+        return _multiply_high(word, size)
+
+    return compiled

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.actions import max_actions
 from kvproof.symmetry import rename_blocks
 from kvproof.system import Successors, Words
 from model import engine
 from model.compiled import Compiled, compile_scope
 from model.jit import kernel
-from model.record import Record, at
-from model.state import Branch, Phase
+from model.record import at
+from model.state import Branch
 from spec import invariants
 from spec.scope import Scope
 
@@ -49,34 +50,6 @@ def _expand(rows, like, c, e, rename, actions, work, out_rows, parent, action, b
 def _check(rows, like, c, e, broken):
     for m in range(rows.shape[0]):
         broken[m] = invariants.check_state(at(like, rows, m), c, e)
-
-
-def _drafts_choices(scope: Scope) -> int:
-    return int((scope.num_speculative_tokens + 1) ** min(len(scope.requests), scope.max_num_seqs))
-
-
-def _output_choices(scope: Scope) -> int:
-    """Bound on the outputs of one step: per request acceptances with their stops, times failures."""
-    total = 1
-    table = -(-scope.max_model_len // scope.block_size)
-    ways = []
-    for request in scope.requests:
-        accepted = range(scope.num_speculative_tokens + 1)
-        samples = sum(1 + (a + 1 if request.may_stop else 0) for a in accepted)
-        external = request.external
-        fails = scope.may_fail_loads and external is not None and not external.is_async
-        ways.append(samples * (1 + table if fails else 1))
-    for count in sorted(ways, reverse=True)[: scope.max_num_seqs]:
-        total *= count
-    return total
-
-
-def max_actions(scope: Scope) -> int:
-    """Bound on the actions enabled in one state."""
-    requests = len(scope.requests)
-    table = -(-scope.max_model_len // scope.block_size)
-    transfers = requests * (2 + table) if scope.kv_role is not None else 0
-    return 2 * requests + max(_output_choices(scope), _drafts_choices(scope)) + transfers + 6
 
 
 class SchedulerSystem:
@@ -128,7 +101,7 @@ class SchedulerSystem:
 
     def describe(self, action: int) -> str:
         """The action in words."""
-        return describe_action(self.scope, action)
+        return f"{engine.Kind(action % engine.KINDS).name.lower()}({action // engine.KINDS})"
 
     def _flush(self) -> None:
         """Move the report's counters, which are narrow, to wide ones."""
@@ -151,12 +124,3 @@ class SchedulerSystem:
     def tested_counts(self) -> Mapping[str, int]:
         """Times that each invariant was put to the test."""
         return {identity.name: int(self._tested[identity]) for identity in invariants.Id}
-
-
-def describe_action(scope: Scope, action: int) -> str:
-    """An action in words; the argument of an output is spelled out by the trace, which has it."""
-    kind = engine.Kind(action % 16)
-    argument = action // 16
-    if kind in (engine.Kind.ADD, engine.Kind.ABORT, engine.Kind.SENT):
-        return f"{kind.name.lower()}(R{argument})"
-    return f"{kind.name.lower()}({argument})"

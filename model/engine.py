@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from model import block_pool, connector, device, scheduler
+from model import block_pool, device, scheduler
 from model.jit import kernel
 from model.state import Load, Pause, Phase, Status
 from spec.rules import Rule
@@ -28,25 +28,25 @@ class Kind(IntEnum):
     SET_PAUSE_STATE = 8
 
 
-_KINDS = 16
+KINDS = 16
 
 
 @kernel
 def encode(kind, argument):
     """The action of a kind with its argument."""
-    return argument * _KINDS + kind
+    return argument * KINDS + kind
 
 
 @kernel
 def kind_of(action):
     """Kind of an action."""
-    return action % _KINDS
+    return action % KINDS
 
 
 @kernel
 def argument_of(action):
     """Argument of an action."""
-    return action // _KINDS
+    return action // KINDS
 
 
 @kernel

@@ -102,9 +102,7 @@ def allocate_slots(
         return False
     total_computed = min(num_local + num_external, c.max_model_len)
     watermark = 0
-    if has_scheduled_reqs and (
-        s.status[r] == Status.WAITING or s.status[r] == Status.PREEMPTED
-    ):
+    if has_scheduled_reqs and (s.status[r] == Status.WAITING or s.status[r] == Status.PREEMPTED):
         watermark = c.watermark_blocks
 
     if full_sequence_must_fit and c.rules[Rule.reserve_full_sequence]:

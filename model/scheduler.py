@@ -197,8 +197,7 @@ def _schedule_running(s, c, e, long_prefill_threshold):
                 c,
                 e,
                 victim,
-                c.requires_kv_delivery != 0
-                and c.rules[Rule.drop_stale_output_of_producers] != 0,
+                c.requires_kv_delivery != 0 and c.rules[Rule.drop_stale_output_of_producers] != 0,
             )
             if not _is_policy_last(s, c, victim, where):
                 e.victim_rank_ok = 0

@@ -254,7 +254,9 @@ SCOPE = Schema(
         _field("requires_kv_delivery", "", ""),
         _field("recompute_load_failures", "", ""),
         _field("may_reset", "", "reset_prefix_cache() is called"),
-        _field("may_reset_running", "", "reset_prefix_cache(reset_running_requests=True) is called"),
+        _field(
+            "may_reset_running", "", "reset_prefix_cache(reset_running_requests=True) is called"
+        ),
         _field("may_pause", "", "set_pause_state is called"),
         _field("may_fail_loads", "", "loads may fail"),
         _field("prompt_len", "R", ""),

@@ -1,514 +1,19 @@
-"""Invariants: what must hold in every state, and in every step.
+"""Invariants: what must hold in every state and in every step, each with its reason.
 
 Each kernel answers VACUOUS where the state or step gives it nothing to test, HOLDS or BROKEN.
-State invariants look at one state; step invariants compare the state before, the action with its
-report, and the state after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-from model import connector, device, engine
+from model import engine
 from model.jit import kernel
-from model.state import Load, Status
+from spec import state_invariants, step_invariants
 from spec.rules import Rule
-
-VACUOUS = 0
-HOLDS = 1
-BROKEN = 2
-
-
-@kernel
-def _verdict(holds):
-    return HOLDS if holds else BROKEN
-
-
-@kernel
-def _holders(s, c, b):
-    """Requests and deferred frees that hold block b."""
-    holders = 0
-    for r in range(c.num_requests):
-        for i in range(c.table_len):
-            if i < s.num_blocks[r] and s.block_table[r, i] == b:
-                holders += 1
-    for q in range(s.num_deferred):
-        for i in range(s.deferred_len[q]):
-            if s.deferred_blocks[q, i] == b:
-                holders += 1
-    return holders
-
-
-@kernel
-def block_conservation(s, c, e):
-    for r in range(c.num_requests):
-        if s.num_blocks[r] > c.table_len:
-            return BROKEN
-        for i in range(s.num_blocks[r]):
-            if s.block_table[r, i] == 0:
-                return BROKEN
-    if s.ref_cnt[0] != 0:
-        return BROKEN
-    for b in range(1, c.num_blocks):
-        free = 0
-        for i in range(s.num_free):
-            if s.free_queue[i] == b:
-                free += 1
-        holders = _holders(s, c, b)
-        if s.ref_cnt[b] != holders or free != (1 if holders == 0 else 0):
-            return BROKEN
-    for i in range(s.num_free):
-        if s.free_queue[i] == 0:
-            return BROKEN
-    return HOLDS
-
-
-@kernel
-def published_sound(s, c, e):
-    published = False
-    for b in range(1, c.num_blocks):
-        if s.block_hash[b]:
-            published = True
-    if not published:
-        return VACUOUS
-    for b in range(1, c.num_blocks):
-        for i in range(c.block_size):
-            e.kv_later[b, i] = s.kv[b, i]
-    device.run_in_flight(s, c, e, e.kv_later)
-    for b in range(1, c.num_blocks):
-        code = s.block_hash[b]
-        if code == 0:
-            continue
-        length = c.prefix_len[code]
-        if length % c.block_size != 0:
-            return BROKEN
-        for i in range(c.block_size):
-            if not _is_position_of(c, e.kv_later[b, i], code, length - c.block_size + i + 1):
-                return BROKEN
-    return HOLDS
-
-
-@kernel
-def _is_position_of(c, slot, code, n):
-    """Whether a slot's content is that of the first n tokens of the prefix `code`."""
-    if slot == 0 or c.prefix_len[slot] != n:
-        return False
-    for r in range(c.num_requests):
-        if c.prefix[r, c.prefix_len[code]] == code:
-            return c.prefix[r, n] == slot
-    return False
-
-
-@kernel
-def reads_correct(s, c, e):
-    if s.misread:
-        return BROKEN
-    return VACUOUS if s.num_running == 0 else HOLDS
-
-
-@kernel
-def no_reuse_in_flight(s, c, e):
-    tested = False
-    for r in range(c.num_requests):
-        moving = s.load[r] == Load.PENDING
-        if not moving and s.sending[r] != 1:
-            continue
-        tested = True
-        first = 0
-        last = c.table_len - 1
-        if moving:
-            first = s.load_start[r] // c.block_size
-            last = (s.load_start[r] + s.load_tokens[r] - 1) // c.block_size
-        for i in range(first, last + 1):
-            b = s.transfer_table[r, i]
-            if b == 0:
-                continue
-            if i >= s.num_blocks[r] or s.block_table[r, i] != b:
-                return BROKEN
-            if moving and (s.ref_cnt[b] != 1 or s.block_hash[b] != 0):
-                return BROKEN
-            for d in range(s.num_steps):
-                for k in range(s.step_len[d]):
-                    if moving and _writes(s, c, d, s.step_order[d, k] - 1, b):
-                        return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def _writes(s, c, d, r, b):
-    """Whether in-flight step d writes block b for request r."""
-    for j in range(s.step_tokens[d, r]):
-        place = (s.step_start[d, r] + j) // c.block_size
-        if 0 <= place < c.table_len and s.step_table[d, r, place] == b:
-            return True
-    return False
-
-
-@kernel
-def counters_consistent(s, c, e):
-    tested = False
-    for r in range(c.num_requests):
-        if s.status[r] == Status.ABSENT or s.status[r] == Status.GONE:
-            continue
-        tested = True
-        in_flight = 0
-        stale = 0
-        for d in range(s.num_steps):
-            in_flight += s.step_tokens[d, r]
-            if s.step_stale[d, r]:
-                stale += s.step_tokens[d, r]
-        if s.in_flight[r] != in_flight:
-            return BROKEN
-        if s.num_computed[r] < 0 or s.placeholders[r] < 0 or s.num_drafts[r] < 0:
-            return BROKEN
-        if connector.is_finished(s.status[r]):
-            continue
-        if s.stale[r] != stale:
-            return BROKEN
-        if s.num_computed[r] > s.num_tokens[r] + s.placeholders[r] + s.num_drafts[r] + (
-            _drafts_in_flight(s, c, r)
-        ):
-            return BROKEN
-        if s.num_tokens[r] > c.max_model_len:
-            return BROKEN
-        if s.num_tokens[r] > c.prompt_len[r] + c.max_tokens[r]:
-            return BROKEN
-        if s.status[r] != Status.RUNNING and s.placeholders[r] != 0:
-            return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def _drafts_in_flight(s, c, r):
-    """Drafts that a synchronous step counts as computed until its output is taken in."""
-    if c.async_scheduling:
-        return 0
-    total = 0
-    for d in range(s.num_steps):
-        if not s.step_stale[d, r]:
-            total += s.step_drafts[d, r]
-    return total
-
-
-@kernel
-def slots_respected(s, c, e):
-    if s.num_running == 0:
-        return VACUOUS
-    return _verdict(s.num_running <= c.max_num_seqs)
-
-
-@kernel
-def _count(queue, length, r):
-    times = 0
-    for i in range(length):
-        if queue[i] == r + 1:
-            times += 1
-    return times
-
-
-@kernel
-def queue_status_agree(s, c, e):
-    tested = False
-    for r in range(c.num_requests):
-        running = _count(s.running, s.num_running, r)
-        waiting = _count(s.waiting, s.num_waiting, r)
-        holding = _count(s.kv_holding, s.num_kv_holding, r)
-        status = s.status[r]
-        if not engine.is_alive(s, r):
-            if running + waiting + holding > 0:
-                return BROKEN
-            continue
-        tested = True
-        if status == Status.RUNNING:
-            if running != 1 or waiting + holding != 0:
-                return BROKEN
-        elif running != 0 or waiting + holding != 1:
-            return BROKEN
-        elif status == Status.WAITING_FOR_REMOTE_KVS and holding != 1:
-            return BROKEN
-        elif s.num_blocks[r] > 0 and holding != 1:
-            return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def output_exact(s, c, e):
-    if s.wrong_output:
-        return BROKEN
-    for r in range(c.num_requests):
-        if engine.is_alive(s, r) and s.num_tokens[r] > c.prompt_len[r]:
-            return HOLDS
-    return VACUOUS
-
-
-@kernel
-def freed_exactly_once(s, c, e):
-    tested = False
-    for r in range(c.num_requests):
-        status = s.status[r]
-        if status == Status.ABSENT or engine.is_alive(s, r):
-            continue
-        tested = True
-        if status == Status.GONE:
-            if s.num_blocks[r] != 0:
-                return BROKEN
-        elif s.load[r] == Load.NONE and s.sending[r] == 0:
-            return BROKEN
-    for q in range(s.num_deferred):
-        tested = True
-        if not 0 < s.deferred_fence[q] <= s.seq_ahead:
-            return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def isolation(s, c, e):
-    tested = False
-    for a in range(c.num_requests):
-        if not engine.is_alive(s, a):
-            continue
-        for b in range(a):
-            if not engine.is_alive(s, b):
-                continue
-            for i in range(min(s.num_blocks[a], c.table_len)):
-                for j in range(min(s.num_blocks[b], c.table_len)):
-                    if s.block_table[a, i] != s.block_table[b, j]:
-                        continue
-                    tested = True
-                    end = (i + 1) * c.block_size
-                    if i != j or c.prefix[a, end] != c.prefix[b, end]:
-                        return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def eviction_order(s, c, e):
-    tested = False
-    unpublished_over = False
-    for k in range(s.num_free):
-        b = s.free_queue[k]
-        code = s.block_hash[b]
-        if code == 0:
-            if unpublished_over and c.recompute_load_failures:
-                return BROKEN
-            continue
-        unpublished_over = True
-        parent_len = c.prefix_len[code] - c.block_size
-        if parent_len <= 0:
-            continue
-        parent = _prefix_of(c, code, parent_len)
-        published = False
-        outlives = False
-        for other in range(1, c.num_blocks):
-            if s.block_hash[other] == parent:
-                published = True
-                if s.ref_cnt[other] > 0 or _free_place(s, other) > k:
-                    outlives = True
-        if published:
-            tested = True
-            if not outlives:
-                return BROKEN
-    return HOLDS if tested or unpublished_over else VACUOUS
-
-
-@kernel
-def _prefix_of(c, code, n):
-    """Code under which the first n tokens of a prefix are published."""
-    for r in range(c.num_requests):
-        if c.prefix[r, c.prefix_len[code]] == code:
-            return c.prefix_hash[r, n]
-    return 0
-
-
-@kernel
-def _free_place(s, b):
-    for i in range(s.num_free):
-        if s.free_queue[i] == b:
-            return i
-    return -1
-
-
-@kernel
-def no_assertion(s, c, e):
-    return _verdict(s.assertion == 0)
-
-
-@kernel
-def budget_respected(before, s, c, e, kind):
-    if kind != engine.Kind.SCHEDULE or e.num_scheduled == 0:
-        return VACUOUS
-    tokens = 0
-    slots = 0
-    for k in range(e.num_scheduled):
-        r = e.order[k] - 1
-        n = e.scheduled[r]
-        if n <= 0 or e.start[r] + n > c.max_model_len:
-            return BROKEN
-        if c.long_prefill_threshold > 0 and n > c.long_prefill_threshold:
-            if before.num_running + before.num_waiting + before.num_kv_holding > 1:
-                return BROKEN
-        tokens += n
-        slots += n + c.draft_slots
-    if e.token_budget < 0 or e.input_budget < 0:
-        return BROKEN
-    if e.token_budget != c.token_budget - tokens or e.input_budget != c.input_budget - slots:
-        return BROKEN
-    return _verdict(tokens <= c.token_budget and slots <= c.input_budget)
-
-
-@kernel
-def schedule_set(before, s, c, e, kind):
-    if kind != engine.Kind.SCHEDULE or (e.num_scheduled == 0 and e.num_victims == 0):
-        return VACUOUS
-    for r in range(c.num_requests):
-        if e.scheduled[r] > 0 and s.status[r] != Status.RUNNING:
-            return BROKEN
-    for k in range(e.num_victims):
-        if e.scheduled[e.victims[k] - 1] > 0:
-            return BROKEN
-    return _verdict(e.passed_over == 0)
-
-
-@kernel
-def victim_freeable(before, s, c, e, kind):
-    if e.num_victims == 0:
-        return VACUOUS
-    return _verdict(e.victims_helped == 1)
-
-
-@kernel
-def victim_is_lowest(before, s, c, e, kind):
-    if e.num_victims == 0:
-        return VACUOUS
-    return _verdict(e.victim_rank_ok == 1)
-
-
-@kernel
-def policy_order(before, s, c, e, kind):
-    if kind != engine.Kind.SCHEDULE:
-        return VACUOUS
-    tested = False
-    if c.priority_policy:
-        for i in range(1, s.num_waiting):
-            tested = True
-            if not _ranks_before(c, s.waiting[i - 1] - 1, s.waiting[i] - 1):
-                return BROKEN
-    for k in range(e.num_victims):
-        victim = e.victims[k] - 1
-        place = _queue_place(s.waiting, s.num_waiting, victim)
-        for i in range(before.num_waiting):
-            other = before.waiting[i] - 1
-            where = _queue_place(s.waiting, s.num_waiting, other)
-            if where < 0 or where > place:
-                continue
-            tested = True
-            if not c.priority_policy or _ranks_before(c, victim, other):
-                return BROKEN
-    for i in range(before.num_waiting):
-        admitted = before.waiting[i] - 1
-        if e.admitted[admitted] == 0:
-            continue
-        for j in range(i):
-            passed = before.waiting[j] - 1
-            tested = True
-            if e.admitted[passed] == 0 and _count(e.skipped, e.num_skipped, passed) == 0:
-                if e.new_load[passed] == 0:
-                    return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def _queue_place(queue, length, r):
-    for i in range(length):
-        if queue[i] == r + 1:
-            return i
-    return -1
-
-
-@kernel
-def _ranks_before(c, a, b):
-    if c.priority[a] != c.priority[b]:
-        return c.priority[a] < c.priority[b]
-    return c.arrival[a] <= c.arrival[b]
-
-
-@kernel
-def written_slots_owned(before, s, c, e, kind):
-    if kind != engine.Kind.SCHEDULE or e.num_scheduled == 0:
-        return VACUOUS
-    d = s.num_steps - 1
-    for k in range(e.num_scheduled):
-        r = e.order[k] - 1
-        end = e.start[r] + e.scheduled[r]
-        if s.step_samples[d, r]:
-            end += c.num_lookahead
-        for position in range(e.start[r], min(end, c.max_model_len)):
-            place = position // c.block_size
-            if place >= s.num_blocks[r] or s.block_table[r, place] == 0:
-                return BROKEN
-            b = s.block_table[r, place]
-            if s.ref_cnt[b] == 1:
-                continue
-            for other in range(c.num_requests):
-                if other == r or place >= s.num_blocks[other]:
-                    continue
-                if s.block_table[other, place] != b:
-                    continue
-                if position >= s.num_tokens[r] or position >= s.num_tokens[other]:
-                    return BROKEN
-                if c.prefix[r, position + 1] != c.prefix[other, position + 1]:
-                    return BROKEN
-    return HOLDS
-
-
-@kernel
-def hit_maximal(before, s, c, e, kind):
-    if kind != engine.Kind.SCHEDULE:
-        return VACUOUS
-    tested = False
-    for r in range(c.num_requests):
-        if e.admitted[r] or e.new_load[r]:
-            if e.adopted[r] > 0 or e.adoptable[r] > 0:
-                tested = True
-                if e.adopted[r] != e.adoptable[r]:
-                    return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def least_recently_freed(before, s, c, e, kind):
-    tested = False
-    for i in range(before.num_free):
-        x = before.free_queue[i]
-        place = _free_place(s, x)
-        same = before.block_hash[x] != 0 and s.block_hash[x] == before.block_hash[x]
-        if place < 0 and not same and e.num_victims == 0:
-            # x was handed out anew: whatever stood before it must have left the queue too.
-            for j in range(i):
-                y = before.free_queue[j]
-                tested = True
-                if _free_place(s, y) >= 0 and s.block_hash[y] == before.block_hash[y]:
-                    return BROKEN
-        if place >= 0 and same:
-            # x stayed: what was freed and published since stands behind it.
-            for k in range(place):
-                y = s.free_queue[k]
-                if s.block_hash[y] != 0 and _free_place(before, y) < 0:
-                    return BROKEN
-    return HOLDS if tested else VACUOUS
-
-
-@kernel
-def reset_sound(before, s, c, e, kind):
-    if kind != engine.Kind.RESET_PREFIX_CACHE or not e.reset_ok:
-        return VACUOUS
-    for b in range(1, c.num_blocks):
-        if s.block_hash[b] or s.ref_cnt[b]:
-            return BROKEN
-    return HOLDS
+from spec.verdicts import BROKEN, VACUOUS
 
 
 class Id(IntEnum):
@@ -548,18 +53,18 @@ def _note(e, which, verdict):
 @kernel
 def check_state(s, c, e):
     """Mask of the state invariants that the state breaks; bit i is Id(i)."""
-    broken = _note(e, Id.BlockConservation, block_conservation(s, c, e))
-    broken |= _note(e, Id.PublishedSound, published_sound(s, c, e))
-    broken |= _note(e, Id.ReadsCorrect, reads_correct(s, c, e))
-    broken |= _note(e, Id.NoReuseInFlight, no_reuse_in_flight(s, c, e))
-    broken |= _note(e, Id.CountersConsistent, counters_consistent(s, c, e))
-    broken |= _note(e, Id.SlotsRespected, slots_respected(s, c, e))
-    broken |= _note(e, Id.QueueStatusAgree, queue_status_agree(s, c, e))
-    broken |= _note(e, Id.OutputExact, output_exact(s, c, e))
-    broken |= _note(e, Id.FreedExactlyOnce, freed_exactly_once(s, c, e))
-    broken |= _note(e, Id.Isolation, isolation(s, c, e))
-    broken |= _note(e, Id.EvictionOrder, eviction_order(s, c, e))
-    broken |= _note(e, Id.NoAssertion, no_assertion(s, c, e))
+    broken = _note(e, Id.BlockConservation, state_invariants.block_conservation(s, c, e))
+    broken |= _note(e, Id.PublishedSound, state_invariants.published_sound(s, c, e))
+    broken |= _note(e, Id.ReadsCorrect, state_invariants.reads_correct(s, c, e))
+    broken |= _note(e, Id.NoReuseInFlight, state_invariants.no_reuse_in_flight(s, c, e))
+    broken |= _note(e, Id.CountersConsistent, state_invariants.counters_consistent(s, c, e))
+    broken |= _note(e, Id.SlotsRespected, state_invariants.slots_respected(s, c, e))
+    broken |= _note(e, Id.QueueStatusAgree, state_invariants.queue_status_agree(s, c, e))
+    broken |= _note(e, Id.OutputExact, state_invariants.output_exact(s, c, e))
+    broken |= _note(e, Id.FreedExactlyOnce, state_invariants.freed_exactly_once(s, c, e))
+    broken |= _note(e, Id.Isolation, state_invariants.isolation(s, c, e))
+    broken |= _note(e, Id.EvictionOrder, state_invariants.eviction_order(s, c, e))
+    broken |= _note(e, Id.NoAssertion, state_invariants.no_assertion(s, c, e))
     return broken
 
 
@@ -567,13 +72,270 @@ def check_state(s, c, e):
 def check_step(before, s, c, e, action):
     """Mask of the step invariants that an action breaks; bit i is Id(i)."""
     kind = engine.kind_of(action)
-    broken = _note(e, Id.BudgetRespected, budget_respected(before, s, c, e, kind))
-    broken |= _note(e, Id.ScheduleSet, schedule_set(before, s, c, e, kind))
-    broken |= _note(e, Id.VictimFreeable, victim_freeable(before, s, c, e, kind))
-    broken |= _note(e, Id.VictimIsLowest, victim_is_lowest(before, s, c, e, kind))
-    broken |= _note(e, Id.PolicyOrder, policy_order(before, s, c, e, kind))
-    broken |= _note(e, Id.WrittenSlotsOwned, written_slots_owned(before, s, c, e, kind))
-    broken |= _note(e, Id.HitMaximal, hit_maximal(before, s, c, e, kind))
-    broken |= _note(e, Id.LeastRecentlyFreed, least_recently_freed(before, s, c, e, kind))
-    broken |= _note(e, Id.ResetSound, reset_sound(before, s, c, e, kind))
+    broken = _note(e, Id.BudgetRespected, step_invariants.budget_respected(before, s, c, e, kind))
+    broken |= _note(e, Id.ScheduleSet, step_invariants.schedule_set(before, s, c, e, kind))
+    broken |= _note(e, Id.VictimFreeable, step_invariants.victim_freeable(before, s, c, e, kind))
+    broken |= _note(e, Id.VictimIsLowest, step_invariants.victim_is_lowest(before, s, c, e, kind))
+    broken |= _note(e, Id.PolicyOrder, step_invariants.policy_order(before, s, c, e, kind))
+    broken |= _note(
+        e, Id.WrittenSlotsOwned, step_invariants.written_slots_owned(before, s, c, e, kind)
+    )
+    broken |= _note(e, Id.HitMaximal, step_invariants.hit_maximal(before, s, c, e, kind))
+    broken |= _note(
+        e, Id.LeastRecentlyFreed, step_invariants.least_recently_freed(before, s, c, e, kind)
+    )
+    broken |= _note(e, Id.ResetSound, step_invariants.reset_sound(before, s, c, e, kind))
     return broken
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """One property in words; its kernel has the id in snake case."""
+
+    id: Id
+    kind: Literal["state", "step"]
+    statement: str
+    why: str
+    ensured: str
+    broken_by: tuple[Rule, ...]
+
+
+_SCHEDULER = "vllm/v1/core/sched/scheduler.py"
+_POOL = "vllm/v1/core/block_pool.py"
+_MANAGER = "vllm/v1/core/kv_cache_manager.py"
+_TYPE = "vllm/v1/core/single_type_kv_cache_manager.py"
+
+INVARIANTS = (
+    Invariant(
+        Id.BlockConservation,
+        "state",
+        "The free queue, the block tables and the deferred frees account for every block: a "
+        "reference count equals the number of holders, the free queue holds each block without a "
+        "holder exactly once, and the null block is never handed out.",
+        "A block that is lost shrinks the pool until nothing is admitted; a block that is free and "
+        "held is given to a second owner, which overwrites the first one's KV.",
+        f"{_POOL}: get_new_blocks, touch, free_blocks; {_MANAGER}: allocate_slots checks the "
+        "capacity, hits in the free queue included, before it pins or takes anything",
+        (
+            Rule.take_hit_from_free_queue,
+            Rule.free_at_last_reference,
+            Rule.check_capacity_before_pinning,
+            Rule.count_evictable_hits,
+        ),
+    ),
+    Invariant(
+        Id.PublishedSound,
+        "state",
+        "A published hash names a block whose slots hold exactly that prefix, or will hold it once "
+        "the steps already dispatched have run in order, whatever drafts they reject.",
+        "Whoever hits a published block reads it without looking: a wrong one is a wrong answer "
+        "for another request.",
+        f"{_POOL}: get_new_blocks withdraws the hash of a reused block; {_MANAGER}: allocate_slots "
+        f"publishes no token that is not committed; {_SCHEDULER}: _update_waiting_for_remote_kv "
+        "publishes loaded blocks when they are there",
+        (
+            Rule.evict_hash_on_reuse,
+            Rule.pin_hits_before_allocating,
+            Rule.publish_committed_tokens_only,
+            Rule.publish_loads_when_done,
+        ),
+    ),
+    Invariant(
+        Id.ReadsCorrect,
+        "state",
+        "A step whose output is delivered finds, at every position below its start, the KV of its "
+        "own request's prefix, and knows every token that it computes.",
+        "This is what all of the bookkeeping is for: anything else is a wrong answer.",
+        "all of the block pool and the KV cache manager; checked on the ghost device",
+        (Rule.wait_for_remote_load, Rule.forget_victim_progress, Rule.roll_back_rejected_drafts),
+    ),
+    Invariant(
+        Id.NoReuseInFlight,
+        "state",
+        "The blocks of a transfer under way belong to its request alone, unpublished while they "
+        "are written, and no dispatched step writes them.",
+        "A transfer is in no order with the steps: it overwrites, or is overwritten, at any time.",
+        f"{_SCHEDULER}: _free_request_blocks and its fence, finish_requests holds the blocks of an "
+        "aborted load, _free_request keeps blocks that the connector still sends",
+        (
+            Rule.fence_in_flight_frees,
+            Rule.fence_at_last_scheduled_step,
+            Rule.hold_blocks_until_load_done,
+            Rule.hold_blocks_until_sent,
+        ),
+    ),
+    Invariant(
+        Id.CountersConsistent,
+        "state",
+        "In-flight and stale tokens equal the sums over the in-flight steps; computed tokens "
+        "exceed known ones only by placeholders and drafts; nothing is negative; no request has "
+        "more tokens than its limits allow.",
+        "A counter that is off makes the request skip positions, stall, or trip an assertion "
+        "that stops the whole engine.",
+        f"{_SCHEDULER}: _update_after_schedule, update_from_output, _preempt_request; "
+        "vllm/v1/core/sched/async_scheduler.py",
+        (
+            Rule.keep_stale_output_off_counters,
+            Rule.forget_victim_placeholders,
+            Rule.trim_output_after_stop,
+        ),
+    ),
+    Invariant(
+        Id.SlotsRespected,
+        "state",
+        "At most max_num_seqs requests run.",
+        "The model runner has that many rows.",
+        f"{_SCHEDULER}: schedule",
+        (Rule.respect_request_cap,),
+    ),
+    Invariant(
+        Id.QueueStatusAgree,
+        "state",
+        "A request's status and the queue that holds it agree, each live request stands in exactly "
+        "one queue, and only running requests and block holders have blocks.",
+        "A request in no queue hangs for ever; one in two is scheduled twice.",
+        f"{_SCHEDULER}: schedule, _preempt_request, finish_requests, _enqueue_waiting_request",
+        (Rule.remove_aborted_from_queues, Rule.check_capacity_before_pinning),
+    ),
+    Invariant(
+        Id.OutputExact,
+        "state",
+        "Every token is delivered to its request in its place: none twice, none out of order, none "
+        "lost across preemption, reset, rejection or stop.",
+        "The client sees the tokens; a gap or a repeat is a wrong answer.",
+        f"{_SCHEDULER}: update_from_output, the waiting scan of schedule skips requests with stale "
+        "output, _preempt_request",
+        (
+            Rule.drain_stale_outputs,
+            Rule.drop_stale_output_on_reset,
+            Rule.roll_back_rejected_drafts,
+        ),
+    ),
+    Invariant(
+        Id.FreedExactlyOnce,
+        "state",
+        "A request that is gone has no blocks; one that is finished keeps them only while a "
+        "transfer that will report still uses them; a deferred free waits for a step in flight.",
+        "Blocks that wait for an event which never comes are lost to the pool.",
+        f"{_SCHEDULER}: finish_requests, _free_request, _update_from_kv_xfer_finished, "
+        "_drain_deferred_frees",
+        (Rule.release_hold_if_load_already_done,),
+    ),
+    Invariant(
+        Id.Isolation,
+        "state",
+        "Two requests share a block only if their prefixes, salt included, are equal up to its "
+        "end.",
+        "Sharing by mistake hands one client's context to another.",
+        "vllm/v1/core/kv_cache_utils.py: hash_block_tokens chains over the whole prefix and the "
+        "extra keys",
+        (Rule.hash_whole_prefix, Rule.hash_includes_salt),
+    ),
+    Invariant(
+        Id.EvictionOrder,
+        "state",
+        "In the free queue unpublished blocks stand before published ones, and the end of a prefix "
+        "before its beginning.",
+        "A prefix whose first block is gone is useless, however much of it is left.",
+        f"{_POOL}: free_blocks; {_TYPE}: free releases the tail first",
+        (
+            Rule.free_tail_first,
+            Rule.reuse_unpublished_first,
+            Rule.keep_published_longest,
+        ),
+    ),
+    Invariant(
+        Id.NoAssertion,
+        "state",
+        "No assertion of vLLM fails and no error is raised.",
+        "An assertion that fails in the engine's loop ends the engine and every request in it.",
+        "the assertions in schedule, update_from_output, cache_full_blocks and their kin",
+        (Rule.recompute_last_token, Rule.respect_token_budget),
+    ),
+    Invariant(
+        Id.BudgetRespected,
+        "step",
+        "Every request of a step has a positive number of tokens within its chunk cap and the "
+        "model length; together they keep to the token budget, and with their draft slots to the "
+        "input budget; what is left of the budgets is what was not spent.",
+        "The model runner's buffers have the size of the budgets.",
+        f"{_SCHEDULER}: schedule",
+        (
+            Rule.respect_token_budget,
+            Rule.respect_input_budget,
+            Rule.refund_victim_budget,
+            Rule.cap_positions_at_model_length,
+        ),
+    ),
+    Invariant(
+        Id.ScheduleSet,
+        "step",
+        "The scheduled requests run, no victim is among them, and no running request is jumped "
+        "over because the list shifted.",
+        "A victim in the output computes into blocks that it has given back.",
+        f"{_SCHEDULER}: schedule, the priority branch of the preemption",
+        (Rule.drop_victim_from_step, Rule.step_back_cursor_after_victim),
+    ),
+    Invariant(
+        Id.VictimFreeable,
+        "step",
+        "A request is preempted only if its blocks can be returned at once, and its preemption "
+        "makes blocks free unless all of them are shared.",
+        "A preemption that frees nothing costs its victim all its work for nothing.",
+        f"{_SCHEDULER}: schedule asks _request_blocks_can_be_freed",
+        (Rule.victim_must_be_freeable,),
+    ),
+    Invariant(
+        Id.VictimIsLowest,
+        "step",
+        "The victim is the policy's last: under FCFS the last one running, under priority one that "
+        "nobody ranks behind.",
+        "Otherwise an important request pays for an unimportant one.",
+        f"{_SCHEDULER}: schedule",
+        (Rule.preempt_policy_last,),
+    ),
+    Invariant(
+        Id.PolicyOrder,
+        "step",
+        "Admissions keep the queue's order but for requests that are set aside; a victim goes "
+        "back ahead of those that were never admitted (FCFS) or into its rank (priority).",
+        "Requests that are overtaken again and again starve.",
+        f"{_SCHEDULER}: schedule, _preempt_request; vllm/v1/core/sched/request_queue.py",
+        (Rule.requeue_victim_first,),
+    ),
+    Invariant(
+        Id.WrittenSlotsOwned,
+        "step",
+        "Every slot that a step may write, drafts and lookahead included, lies in a block of its "
+        "request which nobody else reads otherwise at that position.",
+        "A write outside one's blocks lands in somebody else's.",
+        f"{_MANAGER}: allocate_slots; {_SCHEDULER}: schedule passes num_lookahead_tokens",
+        (Rule.reserve_lookahead, Rule.count_evictable_hits),
+    ),
+    Invariant(
+        Id.HitMaximal,
+        "step",
+        "An admission adopts the longest published run of full blocks of its prefix, at most all "
+        "but the last token, and one block less where a drafting head needs it recomputed.",
+        "A shorter hit is wasted work; a longer one leaves no token to compute logits from.",
+        f"{_MANAGER}: get_computed_blocks; {_TYPE}: FullAttentionManager.find_longest_cache_hit",
+        (Rule.recompute_last_token, Rule.drop_hit_before_drafting_head),
+    ),
+    Invariant(
+        Id.LeastRecentlyFreed,
+        "step",
+        "Blocks are handed out from the head of the free queue, and what is freed and published "
+        "queues up behind what was freed before.",
+        "Eviction in any other order throws away what is likely to be hit.",
+        f"{_POOL}: get_new_blocks, free_blocks",
+        (Rule.keep_published_longest,),
+    ),
+    Invariant(
+        Id.ResetSound,
+        "step",
+        "After a successful reset no block is in use and none is published.",
+        "A reset follows a change of weights: an older hit is KV of another model.",
+        f"{_POOL}: reset_prefix_cache",
+        (Rule.reset_only_unused_pool, Rule.clear_hashes_on_reset),
+    ),
+)

@@ -210,11 +210,7 @@ def _check_start_up(scope: Scope) -> None:
     speculative = scope.num_speculative_tokens > 0
     if scope.async_scheduling and speculative and scope.spec_method == "ngram":
         _refuse("spec_method", scope.spec_method, "eagle or draft_model with async_scheduling")
-    if (
-        scope.async_scheduling
-        and scope.pipeline_parallel_size > 1
-        and not scope.v2_model_runner
-    ):
+    if scope.async_scheduling and scope.pipeline_parallel_size > 1 and not scope.v2_model_runner:
         _refuse("v2_model_runner", False, "true for async_scheduling with pipeline parallelism")
     if speculative and not scope.async_scheduling and scope.pipeline_parallel_size > 1:
         _refuse(

@@ -1,0 +1,177 @@
+"""Traces: a scope and the actions that lead to a broken invariant, as a file and as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvproof import __version__
+from kvproof.actions import Action, enabled_codes, name_action
+from model import engine
+from model.compiled import Compiled, compile_scope
+from model.record import Record
+from spec import invariants
+from spec.scope import Scope, ScopeError
+
+FORMAT = "kvproof trace"
+VERSION = 1
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used: says what is wrong and where."""
+
+
+class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run of a scope: after the last action the named invariants are broken (none: a plain run).
+
+    The rules that are off are the scope's.
+    """
+
+    scope: Scope
+    actions: tuple[Action, ...]
+    broken: tuple[str, ...] = ()
+    format: str = FORMAT
+    version: int = VERSION
+    tool: str = __version__
+
+    def __post_init__(self) -> None:
+        for name in self.broken:
+            if name not in invariants.Id.__members__:
+                raise TraceError(f"broken: no invariant is named {name!r}; `kvproof invariants`")
+
+
+class _Header(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One action of a replay: the states around it, its report, and what it broke."""
+
+    number: int
+    action: Action
+    code: int
+    before: Record
+    after: Record
+    report: Record
+    broken: tuple[str, ...]
+
+
+def names_of(mask: int) -> tuple[str, ...]:
+    """Names of the invariants in a mask of broken ones."""
+    return tuple(identity.name for identity in invariants.Id if mask >> identity & 1)
+
+
+def find_code(compiled: Compiled, state: Record, action: Action, number: int) -> int:
+    """The code of a named action in a state; TraceError where it is not enabled."""
+    codes = [int(code) for code in enabled_codes(compiled, state)]
+    enabled = [(code, name_action(compiled, state, code)) for code in codes]
+    for code, named in enabled:
+        if named == action:
+            return code
+    listed = "; ".join(str(named) for _code, named in enabled[:12])
+    more = f" and {len(enabled) - 12} more" if len(enabled) > 12 else ""
+    raise TraceError(
+        f"action {number} ({action}) is not enabled; enabled there: {listed or 'nothing'}{more}"
+    )
+
+
+def step(compiled: Compiled, state: Record, code: int) -> tuple[Record, Record, int]:
+    """Take an action on a copy; returns the state after, the report and the mask of the broken."""
+    after = state.copy()
+    report = compiled.new_report()
+    engine.apply(after, compiled.c, report, code)
+    broken = invariants.check_step(state, after, compiled.c, report, code)
+    kept = report.copy()
+    broken |= invariants.check_state(after, compiled.c, report)
+    return after, kept, int(broken)
+
+
+def replay(trace: Trace) -> Iterator[Moment]:
+    """Run a trace on the model, action by action; TraceError at the first that is not enabled."""
+    compiled = compile_scope(trace.scope)
+    state = compiled.initial()
+    for number, action in enumerate(trace.actions, 1):
+        code = find_code(compiled, state, action, number)
+        after, report, broken = step(compiled, state, code)
+        yield Moment(number, action, code, state, after, report, names_of(broken))
+        state = after
+
+
+def from_codes(scope: Scope, codes: tuple[int, ...], broken: tuple[str, ...] = ()) -> Trace:
+    """The trace of a run given by the codes that the search uses."""
+    compiled = compile_scope(scope)
+    state = compiled.initial()
+    actions = []
+    for code in codes:
+        actions.append(name_action(compiled, state, code))
+        state, _report, _broken = step(compiled, state, code)
+    return Trace(scope, tuple(actions), broken)
+
+
+def dumps(trace: Trace) -> bytes:
+    """The trace as JSON, one action a line."""
+    values = msgspec.to_builtins(trace)
+    actions = values.pop("actions")
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
+    listed = ",\n  ".join(json.dumps(action) for action in actions)
+    lines.append(f'"actions": [\n  {listed}\n ]' if actions else '"actions": []')
+    return ("{\n " + ",\n ".join(lines) + "\n}\n").encode()
+
+
+def save(trace: Trace, path: Path, *, force: bool = False) -> None:
+    """Write a trace; an existing file is kept unless `force`."""
+    if path.exists() and not force:
+        raise TraceError(f"{path} exists; give --force to overwrite it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(dumps(trace))
+
+
+def loads(data: bytes, where: str = "trace") -> Trace:
+    """A trace from JSON; TraceError with the reason where it is damaged or foreign."""
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"{where}: not JSON, or damaged: {error}") from error
+    if header.format != FORMAT:
+        raise TraceError(f"{where}: format is {header.format!r}, a trace has {FORMAT!r}")
+    if header.version != VERSION:
+        newer = "; a newer kvproof wrote it" if header.version > VERSION else ""
+        raise TraceError(
+            f"{where}: version is {header.version}, this kvproof reads {VERSION}{newer}"
+        )
+    try:
+        trace = msgspec.json.decode(data, type=Trace)
+    except (ScopeError, TraceError) as error:
+        raise TraceError(f"{where}: {error}") from error
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{where}: {error}") from error
+    for number, action in enumerate(trace.actions, 1):
+        _check_requests(trace.scope, action, number, where)
+    return trace
+
+
+def _check_requests(scope: Scope, action: Action, number: int, where: str) -> None:
+    named = [*action.outcomes, *action.drafts]
+    if action.request is not None:
+        named.append(action.request)
+    for r in named:
+        if not 0 <= r < len(scope.requests):
+            raise TraceError(
+                f"{where}: action {number} ({action}): request {r}: allowed is "
+                f"0..{len(scope.requests) - 1}"
+            )
+
+
+def load(path: Path) -> Trace:
+    """Read a trace file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+    return loads(data, str(path))

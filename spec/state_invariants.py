@@ -1,0 +1,301 @@
+"""Invariants of one state; the registry in spec/invariants.py states each in words."""
+
+from __future__ import annotations
+
+from model import connector, device, engine
+from model.block_pool import find_free
+from model.jit import kernel
+from model.state import Load, Status
+from spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
+
+
+@kernel
+def _holders(s, c, b):
+    """Requests and deferred frees that hold block b."""
+    holders = 0
+    for r in range(c.num_requests):
+        for i in range(c.table_len):
+            if i < s.num_blocks[r] and s.block_table[r, i] == b:
+                holders += 1
+    for q in range(s.num_deferred):
+        for i in range(s.deferred_len[q]):
+            if s.deferred_blocks[q, i] == b:
+                holders += 1
+    return holders
+
+
+@kernel
+def block_conservation(s, c, e):
+    for r in range(c.num_requests):
+        if s.num_blocks[r] > c.table_len:
+            return BROKEN
+        for i in range(s.num_blocks[r]):
+            if s.block_table[r, i] == 0:
+                return BROKEN
+    if s.ref_cnt[0] != 0:
+        return BROKEN
+    for b in range(1, c.num_blocks):
+        free = 0
+        for i in range(s.num_free):
+            if s.free_queue[i] == b:
+                free += 1
+        holders = _holders(s, c, b)
+        if s.ref_cnt[b] != holders or free != (1 if holders == 0 else 0):
+            return BROKEN
+    for i in range(s.num_free):
+        if s.free_queue[i] == 0:
+            return BROKEN
+    return HOLDS
+
+
+@kernel
+def published_sound(s, c, e):
+    published = False
+    for b in range(1, c.num_blocks):
+        if s.block_hash[b]:
+            published = True
+    if not published:
+        return VACUOUS
+    for b in range(1, c.num_blocks):
+        for i in range(c.block_size):
+            e.kv_later[b, i] = s.kv[b, i]
+    device.run_in_flight(s, c, e, e.kv_later)
+    for b in range(1, c.num_blocks):
+        code = s.block_hash[b]
+        if code == 0:
+            continue
+        length = c.prefix_len[code]
+        if length % c.block_size != 0:
+            return BROKEN
+        for i in range(c.block_size):
+            if not _is_position_of(c, e.kv_later[b, i], code, length - c.block_size + i + 1):
+                return BROKEN
+    return HOLDS
+
+
+@kernel
+def _is_position_of(c, slot, code, n):
+    """Whether a slot's content is that of the first n tokens of the prefix `code`."""
+    if slot == 0 or c.prefix_len[slot] != n:
+        return False
+    for r in range(c.num_requests):
+        if c.prefix[r, c.prefix_len[code]] == code:
+            return c.prefix[r, n] == slot
+    return False
+
+
+@kernel
+def reads_correct(s, c, e):
+    if s.misread:
+        return BROKEN
+    return VACUOUS if s.num_running == 0 else HOLDS
+
+
+@kernel
+def no_reuse_in_flight(s, c, e):
+    tested = False
+    for r in range(c.num_requests):
+        moving = s.load[r] == Load.PENDING
+        if not moving and s.sending[r] != 1:
+            continue
+        tested = True
+        first = 0
+        last = c.table_len - 1
+        if moving:
+            first = s.load_start[r] // c.block_size
+            last = (s.load_start[r] + s.load_tokens[r] - 1) // c.block_size
+        for i in range(first, last + 1):
+            b = s.transfer_table[r, i]
+            if b == 0:
+                continue
+            if i >= s.num_blocks[r] or s.block_table[r, i] != b:
+                return BROKEN
+            if moving and (s.ref_cnt[b] != 1 or s.block_hash[b] != 0):
+                return BROKEN
+            for d in range(s.num_steps):
+                for k in range(s.step_len[d]):
+                    if moving and _writes(s, c, d, s.step_order[d, k] - 1, b):
+                        return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def _writes(s, c, d, r, b):
+    """Whether in-flight step d writes block b for request r."""
+    for j in range(s.step_tokens[d, r]):
+        place = (s.step_start[d, r] + j) // c.block_size
+        if 0 <= place < c.table_len and s.step_table[d, r, place] == b:
+            return True
+    return False
+
+
+@kernel
+def counters_consistent(s, c, e):
+    tested = False
+    for r in range(c.num_requests):
+        if s.status[r] == Status.ABSENT or s.status[r] == Status.GONE:
+            continue
+        tested = True
+        in_flight = 0
+        stale = 0
+        for d in range(s.num_steps):
+            in_flight += s.step_tokens[d, r]
+            if s.step_stale[d, r]:
+                stale += s.step_tokens[d, r]
+        if s.in_flight[r] != in_flight:
+            return BROKEN
+        if s.num_computed[r] < 0 or s.placeholders[r] < 0 or s.num_drafts[r] < 0:
+            return BROKEN
+        if connector.is_finished(s.status[r]):
+            continue
+        if s.stale[r] != stale:
+            return BROKEN
+        if s.num_computed[r] > s.num_tokens[r] + s.placeholders[r] + s.num_drafts[r] + (
+            _drafts_in_flight(s, c, r)
+        ):
+            return BROKEN
+        if s.num_tokens[r] > c.max_model_len:
+            return BROKEN
+        if s.num_tokens[r] > c.prompt_len[r] + c.max_tokens[r]:
+            return BROKEN
+        if s.status[r] != Status.RUNNING and s.placeholders[r] != 0:
+            return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def _drafts_in_flight(s, c, r):
+    """Drafts that a synchronous step counts as computed until its output is taken in."""
+    if c.async_scheduling:
+        return 0
+    total = 0
+    for d in range(s.num_steps):
+        if not s.step_stale[d, r]:
+            total += s.step_drafts[d, r]
+    return total
+
+
+@kernel
+def slots_respected(s, c, e):
+    if s.num_running == 0:
+        return VACUOUS
+    return verdict(s.num_running <= c.max_num_seqs)
+
+
+@kernel
+def queue_status_agree(s, c, e):
+    tested = False
+    for r in range(c.num_requests):
+        running = count(s.running, s.num_running, r)
+        waiting = count(s.waiting, s.num_waiting, r)
+        holding = count(s.kv_holding, s.num_kv_holding, r)
+        status = s.status[r]
+        if not engine.is_alive(s, r):
+            if running + waiting + holding > 0:
+                return BROKEN
+            continue
+        tested = True
+        if status == Status.RUNNING:
+            if running != 1 or waiting + holding != 0:
+                return BROKEN
+        elif running != 0 or waiting + holding != 1:
+            return BROKEN
+        elif status == Status.WAITING_FOR_REMOTE_KVS and holding != 1:
+            return BROKEN
+        elif s.num_blocks[r] > 0 and holding != 1:
+            return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def output_exact(s, c, e):
+    if s.wrong_output:
+        return BROKEN
+    for r in range(c.num_requests):
+        if engine.is_alive(s, r) and s.num_tokens[r] > c.prompt_len[r]:
+            return HOLDS
+    return VACUOUS
+
+
+@kernel
+def freed_exactly_once(s, c, e):
+    tested = False
+    for r in range(c.num_requests):
+        status = s.status[r]
+        if status == Status.ABSENT or engine.is_alive(s, r):
+            continue
+        tested = True
+        if status == Status.GONE:
+            if s.num_blocks[r] != 0:
+                return BROKEN
+        elif s.load[r] == Load.NONE and s.sending[r] == 0:
+            return BROKEN
+    for q in range(s.num_deferred):
+        tested = True
+        if not 0 < s.deferred_fence[q] <= s.seq_ahead:
+            return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def isolation(s, c, e):
+    tested = False
+    for a in range(c.num_requests):
+        if not engine.is_alive(s, a):
+            continue
+        for b in range(a):
+            if not engine.is_alive(s, b):
+                continue
+            for i in range(min(s.num_blocks[a], c.table_len)):
+                for j in range(min(s.num_blocks[b], c.table_len)):
+                    if s.block_table[a, i] != s.block_table[b, j]:
+                        continue
+                    tested = True
+                    end = (i + 1) * c.block_size
+                    if i != j or c.prefix[a, end] != c.prefix[b, end]:
+                        return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def eviction_order(s, c, e):
+    tested = False
+    unpublished_over = False
+    for k in range(s.num_free):
+        b = s.free_queue[k]
+        code = s.block_hash[b]
+        if code == 0:
+            if unpublished_over and c.recompute_load_failures:
+                return BROKEN
+            continue
+        unpublished_over = True
+        parent_len = c.prefix_len[code] - c.block_size
+        if parent_len <= 0:
+            continue
+        parent = _prefix_of(c, code, parent_len)
+        published = False
+        outlives = False
+        for other in range(1, c.num_blocks):
+            if s.block_hash[other] == parent:
+                published = True
+                if s.ref_cnt[other] > 0 or find_free(s, other) > k:
+                    outlives = True
+        if published:
+            tested = True
+            if not outlives:
+                return BROKEN
+    return HOLDS if tested or unpublished_over else VACUOUS
+
+
+@kernel
+def _prefix_of(c, code, n):
+    """Code under which the first n tokens of a prefix are published."""
+    for r in range(c.num_requests):
+        if c.prefix[r, c.prefix_len[code]] == code:
+            return c.prefix_hash[r, n]
+    return 0
+
+
+@kernel
+def no_assertion(s, c, e):
+    return verdict(s.assertion == 0)

@@ -1,0 +1,177 @@
+"""Invariants of one step: the state before, the report of the action, and the state after."""
+
+from __future__ import annotations
+
+from model import engine
+from model.block_pool import find_free
+from model.jit import kernel
+from model.queues import find
+from model.state import Status
+from spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
+
+
+@kernel
+def budget_respected(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE or e.num_scheduled == 0:
+        return VACUOUS
+    tokens = 0
+    slots = 0
+    for k in range(e.num_scheduled):
+        r = e.order[k] - 1
+        n = e.scheduled[r]
+        if n <= 0 or e.start[r] + n > c.max_model_len:
+            return BROKEN
+        if c.long_prefill_threshold > 0 and n > c.long_prefill_threshold:
+            if before.num_running + before.num_waiting + before.num_kv_holding > 1:
+                return BROKEN
+        tokens += n
+        slots += n + c.draft_slots
+    if e.token_budget < 0 or e.input_budget < 0:
+        return BROKEN
+    if e.token_budget != c.token_budget - tokens or e.input_budget != c.input_budget - slots:
+        return BROKEN
+    return verdict(tokens <= c.token_budget and slots <= c.input_budget)
+
+
+@kernel
+def schedule_set(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE or (e.num_scheduled == 0 and e.num_victims == 0):
+        return VACUOUS
+    for r in range(c.num_requests):
+        if e.scheduled[r] > 0 and s.status[r] != Status.RUNNING:
+            return BROKEN
+    for k in range(e.num_victims):
+        if e.scheduled[e.victims[k] - 1] > 0:
+            return BROKEN
+    return verdict(e.passed_over == 0)
+
+
+@kernel
+def victim_freeable(before, s, c, e, kind):
+    if e.num_victims == 0:
+        return VACUOUS
+    return verdict(e.victims_helped == 1)
+
+
+@kernel
+def victim_is_lowest(before, s, c, e, kind):
+    if e.num_victims == 0:
+        return VACUOUS
+    return verdict(e.victim_rank_ok == 1)
+
+
+@kernel
+def policy_order(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE:
+        return VACUOUS
+    tested = False
+    if c.priority_policy:
+        for i in range(1, s.num_waiting):
+            tested = True
+            if not _ranks_before(c, s.waiting[i - 1] - 1, s.waiting[i] - 1):
+                return BROKEN
+    for k in range(e.num_victims):
+        victim = e.victims[k] - 1
+        place = find(s.waiting, s.num_waiting, victim)
+        for i in range(before.num_waiting):
+            other = before.waiting[i] - 1
+            where = find(s.waiting, s.num_waiting, other)
+            if where < 0 or where > place:
+                continue
+            tested = True
+            if not c.priority_policy or _ranks_before(c, victim, other):
+                return BROKEN
+    for i in range(before.num_waiting):
+        admitted = before.waiting[i] - 1
+        if e.admitted[admitted] == 0:
+            continue
+        for j in range(i):
+            passed = before.waiting[j] - 1
+            tested = True
+            if e.admitted[passed] == 0 and count(e.skipped, e.num_skipped, passed) == 0:
+                if e.new_load[passed] == 0:
+                    return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def _ranks_before(c, a, b):
+    if c.priority[a] != c.priority[b]:
+        return c.priority[a] < c.priority[b]
+    return c.arrival[a] <= c.arrival[b]
+
+
+@kernel
+def written_slots_owned(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE or e.num_scheduled == 0:
+        return VACUOUS
+    d = s.num_steps - 1
+    for k in range(e.num_scheduled):
+        r = e.order[k] - 1
+        end = e.start[r] + e.scheduled[r]
+        if s.step_samples[d, r]:
+            end += c.num_lookahead
+        for position in range(e.start[r], min(end, c.max_model_len)):
+            place = position // c.block_size
+            if place >= s.num_blocks[r] or s.block_table[r, place] == 0:
+                return BROKEN
+            b = s.block_table[r, place]
+            if s.ref_cnt[b] == 1:
+                continue
+            for other in range(c.num_requests):
+                if other == r or place >= s.num_blocks[other]:
+                    continue
+                if s.block_table[other, place] != b:
+                    continue
+                if position >= s.num_tokens[r] or position >= s.num_tokens[other]:
+                    return BROKEN
+                if c.prefix[r, position + 1] != c.prefix[other, position + 1]:
+                    return BROKEN
+    return HOLDS
+
+
+@kernel
+def hit_maximal(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE:
+        return VACUOUS
+    tested = False
+    for r in range(c.num_requests):
+        if e.admitted[r] or e.new_load[r]:
+            if e.adopted[r] > 0 or e.adoptable[r] > 0:
+                tested = True
+                if e.adopted[r] != e.adoptable[r]:
+                    return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def least_recently_freed(before, s, c, e, kind):
+    tested = False
+    for i in range(before.num_free):
+        x = before.free_queue[i]
+        place = find_free(s, x)
+        same = before.block_hash[x] != 0 and s.block_hash[x] == before.block_hash[x]
+        if place < 0 and not same and e.num_victims == 0:
+            # x was handed out anew: whatever stood before it must have left the queue too.
+            for j in range(i):
+                y = before.free_queue[j]
+                tested = True
+                if find_free(s, y) >= 0 and s.block_hash[y] == before.block_hash[y]:
+                    return BROKEN
+        if place >= 0 and same:
+            # x stayed: what was freed and published since stands behind it.
+            for k in range(place):
+                y = s.free_queue[k]
+                if s.block_hash[y] != 0 and find_free(before, y) < 0:
+                    return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def reset_sound(before, s, c, e, kind):
+    if kind != engine.Kind.RESET_PREFIX_CACHE or not e.reset_ok:
+        return VACUOUS
+    for b in range(1, c.num_blocks):
+        if s.block_hash[b] or s.ref_cnt[b]:
+            return BROKEN
+    return HOLDS
