@@ -20,9 +20,9 @@ from kvproof.system import Successors, System, Words
 Outcome = Literal["holds", "violated", "bounded"]
 Reason = Literal["states", "memory", "seconds", "interrupted"]
 
-# Successors that stay in the second-level cache while they are made, looked up and checked.
-_CHUNK_BYTES = 2 << 20
-_CHUNKS_A_BLOCK = 16
+# Room for the successors of a chunk if every state had `max_successors`; most stays untouched.
+_CHUNK_BYTES = 16 << 20
+_CHUNKS_A_BLOCK = 4
 _PROGRESS_SECONDS = 0.1
 _MAX_INVARIANTS = 63
 
@@ -50,6 +50,7 @@ class Progress:
 
     @property
     def states_per_second(self) -> float:
+        """Distinct states a second so far."""
         return self.states / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -109,6 +110,7 @@ class Result:
 
     @property
     def states_per_second(self) -> float:
+        """Distinct states a second, compilation left out."""
         return self.states / self.seconds
 
     @property
@@ -256,7 +258,7 @@ class _Search:
         new = self.store.insert(successors, parent, action, self.expanded, targets)
         self._keep(successors, new, broken)
         self.transitions += count
-        self.dead_ends += len(rows) - np.count_nonzero(np.bincount(parent))
+        self.dead_ends += len(rows) - int(np.count_nonzero(np.bincount(parent)))
         if self.observe is not None and targets is not None:
             self.observe(Chunk(self.expanded, rows, successors, parent, action, targets, new))
         if broken.any():
@@ -287,8 +289,8 @@ class _Search:
         return self.store.nbytes + self.queue.nbytes + self.out.nbytes
 
     def memory_for_chunk(self) -> int:
-        """What `memory` may come to with one more chunk."""
-        most = len(self.out.rows)
+        """What `memory` may come to with the next chunk."""
+        most = min(self.chunk, self.level_left) * self.system.max_successors
         return self.memory() - self.store.nbytes + self.store.nbytes_with(most)
 
     def progress(self, seconds: float) -> Progress:
@@ -360,9 +362,8 @@ class _Queue:
             rows = rows[taken:]
 
     def take(self, most: int) -> Words:
-        """The next rows, at least one and at most `most`, from a queue that is not empty."""
-        last = len(self._blocks) == 1
-        stop = min(self._read + most, self._written if last else self._block)
+        """The next rows, some of `most` where 1 <= most <= len(self)."""
+        stop = min(self._read + most, self._block)
         rows = self._blocks[0][self._read : stop]
         self._read = stop
         if stop == self._block:

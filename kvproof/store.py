@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.jit import fast_range, kernel, prefetch
+from model.jit import fast_range, kernel, prefetch
 from kvproof.system import Words
 
 MAX_STATES = 2**32 - 1
@@ -28,26 +28,27 @@ _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
 _EMPTY = np.uint64(0)
 
+Numbers = NDArray[np.uint32]
 Record = TypeVar("Record", np.uint32, np.int32)
 
 
 @kernel
-def _rotate(word, bits):  # type: ignore[no-untyped-def]
+def _rotate(word: np.uint64, bits: int) -> np.uint64:
     return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
 
 
 @kernel
-def _round(lane, word):  # type: ignore[no-untyped-def]
+def _round(lane: np.uint64, word: np.uint64) -> np.uint64:
     return _rotate(lane + word * _P2, 31) * _P1
 
 
 @kernel
-def _merge(total, lane):  # type: ignore[no-untyped-def]
+def _merge(total: np.uint64, lane: np.uint64) -> np.uint64:
     return (total ^ _round(_EMPTY, lane)) * _P1 + _P4
 
 
 @kernel
-def fingerprint(rows, k):  # type: ignore[no-untyped-def]
+def fingerprint(rows: Words, k: int) -> np.uint64:
     """XXH64 (seed 0) of row k: four independent lanes; one-to-one on rows of a single word."""
     words = rows.shape[1]
     i = 0
@@ -76,14 +77,14 @@ def fingerprint(rows, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _key(rows, k):  # type: ignore[no-untyped-def]
+def _key(rows: Words, k: int) -> np.uint64:
     """The fingerprint of row k, but never the mark of an empty slot."""
     key = fingerprint(rows, k)
     return key if key != _EMPTY else _P1
 
 
 @kernel
-def _probe(keys, key):  # type: ignore[no-untyped-def]
+def _probe(keys: Words, key: np.uint64) -> int:
     """The slot that holds `key`, or else the empty one where it belongs."""
     slot = fast_range(key, len(keys))
     while keys[slot] != key and keys[slot] != _EMPTY:
@@ -94,20 +95,20 @@ def _probe(keys, key):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _insert(  # type: ignore[no-untyped-def]
-    begin,
-    rows,
-    parents,
-    actions,
-    base,
-    keys,
-    numbers,
-    count,
-    all_parents,
-    all_actions,
-    is_new,
-    targets,
-):
+def _insert(
+    begin: int,
+    rows: Words,
+    parents: NDArray[np.int32],
+    actions: NDArray[np.int32],
+    base: int,
+    keys: Words,
+    numbers: Numbers,
+    count: int,
+    all_parents: Numbers,
+    all_actions: NDArray[np.int32],
+    is_new: NDArray[np.bool_],
+    targets: Numbers | None,
+) -> tuple[int, int]:
     """Insert rows from `begin` on until all are in or the records are full.
 
     Returns the row to go on with and the number of states then held. Addresses are known a batch
@@ -141,14 +142,14 @@ def _insert(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _find(rows, keys, numbers, found):  # type: ignore[no-untyped-def]
+def _find(rows: Words, keys: Words, numbers: Numbers, found: NDArray[np.int64]) -> None:
     for k in range(len(rows)):
         slot = _probe(keys, _key(rows, k))
         found[k] = np.int64(numbers[slot]) if keys[slot] != _EMPTY else -1
 
 
 @kernel
-def _spread(keys, numbers, used):  # type: ignore[no-untyped-def]
+def _spread(keys: Words, numbers: Numbers, used: int) -> None:
     """Settle the entries of the first `used` slots in the whole, larger table, in place.
 
     Homes keep the order of keys. So, taken from the top down, an entry moves up, past slots that
@@ -204,8 +205,8 @@ class Store:
     def __init__(self) -> None:
         self._count = 0
         self._keys: Words = np.zeros(0, np.uint64)
-        self._numbers: NDArray[np.uint32] = np.zeros(0, np.uint32)
-        self._parents: NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._numbers: Numbers = np.zeros(0, np.uint32)
+        self._parents: Numbers = np.zeros(0, np.uint32)
         self._actions: NDArray[np.int32] = np.zeros(0, np.int32)
         self._grow()
 
@@ -213,7 +214,7 @@ class Store:
         return self._count
 
     @property
-    def parents(self) -> NDArray[np.uint32]:
+    def parents(self) -> Numbers:
         """For each state the number of the state it was first reached from (2**32 - 1: initial)."""
         return self._parents[: self._count]
 
@@ -224,6 +225,7 @@ class Store:
 
     @property
     def nbytes(self) -> int:
+        """Memory of the table and the records, in bytes."""
         return _bytes_of(len(self._keys))
 
     @property
@@ -250,7 +252,7 @@ class Store:
         parents: NDArray[np.int32],
         actions: NDArray[np.int32],
         base: int,
-        targets: NDArray[np.uint32] | None = None,
+        targets: Numbers | None = None,
     ) -> NDArray[np.intp]:
         """Insert states reached from states number `base + parents[k]` by `actions[k]`.
 

@@ -27,24 +27,32 @@ class Successors:
 
     @property
     def nbytes(self) -> int:
+        """Memory of the arrays, in bytes."""
         return self.rows.nbytes + self.parent.nbytes + self.action.nbytes + self.broken.nbytes
 
 
 class System(Protocol):
-    """A transition system whose states are rows of 64-bit words; equal states are equal rows.
-
-    `words` is the length of a row, `max_successors` a bound on the successors of one state, and
-    `invariants[i]` names bit i of every mask of broken invariants (at most 63).
-    """
+    """A transition system whose states are rows of 64-bit words; equal states are equal rows."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What to call the system in a report."""
+        ...
+
     @property
-    def words(self) -> int: ...
+    def words(self) -> int:
+        """The length of a row, at least 1."""
+        ...
+
     @property
-    def max_successors(self) -> int: ...
+    def max_successors(self) -> int:
+        """A bound on the successors of one state, at least 1."""
+        ...
+
     @property
-    def invariants(self) -> Sequence[str]: ...
+    def invariants(self) -> Sequence[str]:
+        """Names: entry i belongs to bit i of every mask of broken invariants; at most 63."""
+        ...
 
     def initial(self) -> Words:
         """The initial states, (n, words) with n >= 1."""

@@ -147,10 +147,9 @@ def loads(data: bytes, where: str = "trace") -> Trace:
         )
     try:
         trace = msgspec.json.decode(data, type=Trace)
-    except (ScopeError, TraceError) as error:
-        raise TraceError(f"{where}: {error}") from error
     except msgspec.ValidationError as error:
-        raise TraceError(f"{where}: {error}") from error
+        reason = error.__cause__ if isinstance(error.__cause__, (ScopeError, TraceError)) else error
+        raise TraceError(f"{where}: {reason}") from error
     for number, action in enumerate(trace.actions, 1):
         _check_requests(trace.scope, action, number, where)
     return trace

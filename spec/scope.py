@@ -232,9 +232,9 @@ def scope_from_dict(values: dict[str, Any]) -> Scope:
     """A scope from plain values; a wrong type or an unknown key is refused by name."""
     try:
         return msgspec.convert(values, Scope)
-    except ScopeError:
-        raise
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ScopeError):
+            raise error.__cause__ from None
         raise ScopeError(f"not a scope: {error}") from error
 
 

@@ -79,7 +79,7 @@ def policy_order(before, s, c, e, kind):
             if where < 0 or where > place:
                 continue
             tested = True
-            if not c.priority_policy or _ranks_before(c, victim, other):
+            if not c.priority_policy or not _ranks_before(c, other, victim):
                 return BROKEN
     for i in range(before.num_waiting):
         admitted = before.waiting[i] - 1

@@ -1,4 +1,4 @@
-"""Lamport's two-phase commit (TwoPhase.tla with TCommit.tla), twice: as kernels and in plain Python.
+"""Lamport's two-phase commit (TwoPhase.tla, TCommit.tla), as kernels and in plain Python.
 
 Resource managers are working, prepared, committed or aborted; the transaction manager has heard
 some of them and decides; messages stay once sent. The literature gives its state counts.
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvproof.jit import kernel
+from model.jit import kernel
 from kvproof.system import Successors, Words
 
 WORKING, PREPARED, COMMITTED, ABORTED = range(4)
@@ -30,12 +31,15 @@ NAMES = (
     "RMCommitUnasked",
 )
 
+Codes = NDArray[np.int32]
 State = tuple[tuple[int, ...], int, int, int]
 """Managers' states, the transaction manager's state, a mask of managers heard, of messages sent."""
 
 
 @kernel
-def _put(k, rows, parent, action, row, origin, code):  # type: ignore[no-untyped-def]
+def _put(
+    k: int, rows: Words, parent: Codes, action: Codes, row: int, origin: int, code: int
+) -> int:
     rows[k, 0] = np.uint64(row)
     parent[k] = origin
     action[k] = code
@@ -43,14 +47,16 @@ def _put(k, rows, parent, action, row, origin, code):  # type: ignore[no-untyped
 
 
 @kernel
-def _expand(n, unasked, sources, rows, parent, action):  # type: ignore[no-untyped-def]
+def _expand(
+    n: int, unasked: bool, sources: Words, rows: Words, parent: Codes, action: Codes
+) -> int:
     """Bits of a state: 2n managers, 2 transaction manager, n heard, n prepared, commit, abort."""
     tm_at, heard_at, sent_at = 2 * n, 2 * n + 2, 3 * n + 2
     commit, abort = 1 << (4 * n + 2), 1 << (4 * n + 3)
     everyone = (1 << n) - 1
     k = 0
     for i in range(len(sources)):
-        s = np.int64(sources[i, 0])
+        s = int(sources[i, 0])
         tm = s >> tm_at & 3
         if tm == INIT:
             if s >> heard_at & everyone == everyone:
@@ -82,9 +88,9 @@ def _expand(n, unasked, sources, rows, parent, action):  # type: ignore[no-untyp
 
 
 @kernel
-def _check(n, rows, broken):  # type: ignore[no-untyped-def]
+def _check(n: int, rows: Words, broken: Words) -> None:
     for i in range(len(rows)):
-        s = np.int64(rows[i, 0])
+        s = int(rows[i, 0])
         committed = False
         aborted = False
         for r in range(n):
@@ -116,10 +122,7 @@ class TwoPhaseCommit:
         return np.zeros((1, 1), np.uint64)
 
     def expand(self, rows: Words, out: Successors) -> int:
-        count: int = _expand(
-            self.managers, self.commits_unasked, rows, out.rows, out.parent, out.action
-        )
-        return count
+        return _expand(self.managers, self.commits_unasked, rows, out.rows, out.parent, out.action)
 
     def check(self, rows: Words, broken: Words) -> None:
         _check(self.managers, rows, broken)

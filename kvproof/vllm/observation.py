@@ -235,7 +235,7 @@ def _step(compiled: Compiled, before: Record, after: Record, report: Record) -> 
         "preempted": sorted({*_flags(before.preempted_note), *victims}),
         "finished": _flags(before.finished_note),
         "loads": sorted(loads),
-        "common": _common_prefix_blocks(after),
+        "common": _common_prefix_blocks(after) if compiled.scope.prefix_caching else 0,
         "total": sum(int(report.scheduled[r]) for r in order),
     }
 

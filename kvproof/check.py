@@ -1,0 +1,76 @@
+"""One check: search a scope's model and report what was found and what was covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvproof.explore import Progress, Result, explore
+from kvproof.scheduler_system import SchedulerSystem
+from kvproof.trace import Trace, from_codes
+from spec.scope import Scope
+
+EXIT_CODES = {"holds": 0, "violated": 1, "bounded": 3}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a search stops and ends bounded: states, bytes, seconds; None for no limit."""
+
+    states: int | None = None
+    memory: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a search with its coverage: transitions by action, branch and invariant."""
+
+    scope: Scope
+    result: Result
+    actions: Mapping[str, int]
+    branches: Mapping[str, int]
+    tested: Mapping[str, int]
+
+    @property
+    def trace(self) -> Trace | None:
+        """A shortest run to a broken invariant, None where there is none."""
+        violation = self.result.violation
+        if violation is None:
+            return None
+        return from_codes(self.scope, violation.actions, violation.invariants)
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Invariants that no state and no step of this scope put to the test."""
+        return tuple(name for name, times in self.tested.items() if not times)
+
+
+def check(
+    scope: Scope,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+    *,
+    rename: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+) -> Check:
+    """Search a scope exhaustively within the limits; `rename` switches the renaming of blocks."""
+    system = SchedulerSystem(scope, rename=rename)
+    result = explore(
+        system,
+        max_states=limits.states,
+        max_memory=limits.memory,
+        max_seconds=limits.seconds,
+        progress=progress,
+    )
+    return Check(
+        scope, result, system.action_counts, system.branch_counts, system.tested_counts
+    )
+
+
+def exit_code(checks: list[Check]) -> int:
+    """0 all hold, 1 one is violated, 3 none is violated but one is bounded."""
+    outcomes = {check.result.outcome for check in checks}
+    for outcome in ("violated", "bounded"):
+        if outcome in outcomes:
+            return EXIT_CODES[outcome]
+    return EXIT_CODES["holds"]

@@ -1,0 +1,327 @@
+"""The command line: check, scopes, invariants, replay, lockstep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvproof import __version__
+from kvproof.check import Check, Limits, check, exit_code
+from kvproof.docs import write_docs
+from kvproof.explore import Progress
+from kvproof.render import render
+from kvproof.trace import Trace, TraceError, load, replay, save
+from model.jit import compiling
+from spec.invariants import INVARIANTS
+from spec.scope import Scope, ScopeError, load_scope
+from spec.scopes import SCOPES
+
+USAGE = 2
+
+app = typer.Typer(
+    help="A model checker for the vLLM v1 scheduler and its paged KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+
+
+class UsageError(Exception):
+    """A mistake in the command's arguments; ends with exit code 2."""
+
+
+def find_scope(name: str) -> Scope:
+    """A named scope, or one from a TOML file."""
+    if name in SCOPES:
+        return SCOPES[name]
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise UsageError(f"{name}: no such file")
+        return load_scope(Path(name))
+    raise UsageError(
+        f"no scope is named {name!r}; `kvproof scopes` lists them, a file ends in .toml"
+    )
+
+
+@contextmanager
+def _telling_of_compilation() -> Iterator[None]:
+    with compiling(lambda: err.print("compiling the model (once, up to a minute)...")):
+        yield
+
+
+@contextmanager
+def _progress_line(name: str) -> Iterator[Any]:
+    """Show a search's progress on stderr while it runs; nothing where stderr is no terminal."""
+    if not err.is_terminal:
+        yield None
+        return
+    with Live(console=err, transient=True, refresh_per_second=10) as live:
+
+        def show(p: Progress) -> None:
+            live.update(
+                Text(
+                    f"{name}: {p.states:,} states, depth {p.depth} ({p.level_done:.0%}), "
+                    f"frontier {p.frontier:,}, {p.states_per_second:,.0f} states/s, "
+                    f"{p.memory / 1e6:,.0f} MB"
+                )
+            )
+
+        yield show
+
+
+def _as_json(done: Check) -> dict[str, Any]:
+    result = done.result
+    trace = done.trace
+    return {
+        "scope": done.scope.name,
+        "rules_off": list(done.scope.rules_off),
+        "outcome": result.outcome,
+        "reason": result.reason,
+        "states": result.states,
+        "transitions": result.transitions,
+        "depth": result.depth,
+        "covered_depth": result.covered_depth,
+        "dead_ends": result.dead_ends,
+        "seconds": round(result.seconds, 3),
+        "bytes_per_state": round(result.bytes_per_state, 1),
+        "collision_probability": result.collision_probability,
+        "broken": list(result.violation.invariants) if result.violation else [],
+        "trace": None if trace is None else msgspec.to_builtins(trace),
+        "coverage": {
+            "actions": dict(done.actions),
+            "branches": dict(done.branches),
+            "invariants": dict(done.tested),
+        },
+    }
+
+
+def _print_check(done: Check, coverage: bool) -> None:
+    result = done.result
+    colour = {"holds": "green", "violated": "red", "bounded": "yellow"}[result.outcome]
+    reason = f" ({result.reason})" if result.reason else ""
+    out.print(
+        f"[bold]{done.scope.name}[/bold]: [{colour}]{result.outcome}[/{colour}]{reason}  "
+        f"{result.states:,} states, {result.transitions:,} transitions, depth {result.depth}, "
+        f"{result.seconds:.2f} s, {result.states_per_second:,.0f} states/s, "
+        f"{result.bytes_per_state:.0f} bytes a state"
+    )
+    out.print(
+        f"  chance that a fingerprint collision hid a state: {result.collision_probability:.1e}"
+    )
+    if result.outcome == "bounded":
+        out.print(f"  every run of at most {result.covered_depth} actions was checked")
+    if done.untested and result.outcome != "violated":
+        err.print(f"  [yellow]never put to the test here: {', '.join(done.untested)}[/yellow]")
+    if coverage:
+        _print_coverage(done)
+    trace = done.trace
+    if trace is not None:
+        out.print(f"  broken: {', '.join(trace.broken)}, after {len(trace.actions)} actions\n")
+        out.print(render(trace), markup=False)
+
+
+def _print_coverage(done: Check) -> None:
+    for title, counts in (
+        ("action", done.actions),
+        ("branch", done.branches),
+        ("invariant", done.tested),
+    ):
+        table = Table(title, "times", box=None, pad_edge=False)
+        for name, times in counts.items():
+            table.add_row(name, f"{times:,}" if times else "[yellow]never[/yellow]")
+        out.print(table)
+
+
+@app.command(name="check")
+def check_command(
+    scopes: Annotated[list[str] | None, typer.Argument(help="Names or .toml files.")] = None,
+    max_states: Annotated[int | None, typer.Option(help="Stop after this many states.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
+    max_memory: Annotated[int | None, typer.Option(help="Stop at this many megabytes.")] = None,
+    rule_off: Annotated[list[str] | None, typer.Option(help="Switch a rule off.")] = None,
+    rename: Annotated[bool, typer.Option(help="Rename blocks canonically.")] = True,
+    coverage: Annotated[bool, typer.Option(help="List what was exercised.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write the counterexample here.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Search scopes exhaustively (all named ones by default)."""
+    for option, value in (
+        ("--max-states", max_states),
+        ("--max-seconds", max_seconds),
+        ("--max-memory", max_memory),
+    ):
+        if value is not None and value <= 0:
+            raise UsageError(f"{option} = {value}: allowed is more than 0")
+    if trace is not None and trace.exists() and not force:
+        raise UsageError(f"{trace} exists; give --force to overwrite it")
+    chosen = [find_scope(name).with_rules_off(*rule_off or ()) for name in scopes or SCOPES]
+    memory = None if max_memory is None else max_memory * 1_000_000
+    limits = Limits(max_states, memory, max_seconds)
+    done = []
+    with _telling_of_compilation():
+        for scope in chosen:
+            with _progress_line(scope.name) as show:
+                one = check(scope, limits, rename=rename, progress=show)
+            done.append(one)
+            if not as_json:
+                _print_check(one, coverage)
+            if one.trace is not None and trace is not None:
+                save(one.trace, trace, force=force)
+                trace = None
+            if one.result.reason == "interrupted":
+                break
+    if as_json:
+        print(json.dumps([_as_json(one) for one in done], indent=1))
+    raise typer.Exit(exit_code(done))
+
+
+@app.command(name="scopes")
+def scopes_command(as_json: Json = False) -> None:
+    """List the named scopes."""
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(scope) for scope in SCOPES.values()], indent=1))
+        return
+    table = Table("scope", "requests", "blocks", "about", box=None, pad_edge=False)
+    for scope in SCOPES.values():
+        table.add_row(
+            scope.name,
+            str(len(scope.requests)),
+            f"{scope.num_blocks - 1} x {scope.block_size}",
+            scope.about,
+        )
+    out.print(table)
+
+
+@app.command(name="invariants")
+def invariants_command(as_json: Json = False) -> None:
+    """List the invariants."""
+    if as_json:
+        rows = [
+            {"id": i.id.name, "kind": i.kind, "statement": i.statement, "why": i.why}
+            for i in INVARIANTS
+        ]
+        print(json.dumps(rows, indent=1))
+        return
+    for invariant in INVARIANTS:
+        out.print(f"[bold]{invariant.id.name}[/bold] ({invariant.kind})  {invariant.statement}")
+
+
+@app.command(name="docs")
+def docs_command(
+    folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
+) -> None:
+    """Write the generated pages of the documentation anew."""
+    for path in write_docs(folder):
+        out.print(str(path))
+
+
+def _replay_json(trace: Trace) -> list[dict[str, Any]]:
+    return [
+        {"action": msgspec.to_builtins(moment.action), "broken": list(moment.broken)}
+        for moment in replay(trace)
+    ]
+
+
+@app.command(name="replay")
+def replay_command(
+    file: Annotated[Path, typer.Argument(help="A trace file.")], as_json: Json = False
+) -> None:
+    """Run a trace on the model and show each action; exit code 1 if an invariant is broken."""
+    trace = load(file)
+    with _telling_of_compilation():
+        moments = list(replay(trace))
+    broken = sorted({name for moment in moments for name in moment.broken})
+    if as_json:
+        print(json.dumps({"moments": _replay_json(trace), "broken": broken}, indent=1))
+    else:
+        out.print(render(trace), markup=False)
+    missing = set(trace.broken) - set(broken)
+    if missing:
+        err.print(f"[yellow]the trace names {', '.join(sorted(missing))}: not broken here[/yellow]")
+    raise typer.Exit(1 if broken else 0)
+
+
+@app.command(name="lockstep")
+def lockstep_command(
+    scopes: Annotated[list[str] | None, typer.Argument(help="Names or .toml files.")] = None,
+    version: Annotated[str, typer.Option(help="Release of vLLM.")] = "0.31.0",
+    as_json: Json = False,
+) -> None:
+    """Replay every transition of scopes on the real vLLM classes and compare."""
+    from kvproof.vllm.lockstep import LOCKSTEP_SCOPES, lockstep_scope
+
+    reports = []
+    with _telling_of_compilation():
+        for name in scopes or LOCKSTEP_SCOPES:
+            scope = find_scope(name)
+            report = lockstep_scope(scope, version=version)
+            reports.append(report)
+            if not as_json:
+                verdict = "equal" if report.difference is None else "DIFFERENT"
+                out.print(
+                    f"[bold]{scope.name}[/bold]: {verdict}  {report.transitions:,} transitions "
+                    f"replayed on vLLM {report.version}, {report.seconds:.1f} s"
+                )
+                if report.difference is not None:
+                    out.print(render(report.difference.trace), markup=False)
+                    for field, model, real in report.difference.fields:
+                        out.print(f"  {field}\n    model {model}\n    vLLM  {real}", markup=False)
+    if as_json:
+        rows = [
+            {
+                "scope": r.scope,
+                "version": r.version,
+                "transitions": r.transitions,
+                "seconds": round(r.seconds, 2),
+                "difference": None
+                if r.difference is None
+                else {
+                    "trace": msgspec.to_builtins(r.difference.trace),
+                    "fields": [list(field) for field in r.difference.fields],
+                },
+            }
+            for r in reports
+        ]
+        print(json.dumps(rows, indent=1))
+    raise typer.Exit(int(any(report.difference is not None for report in reports)))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvproof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; mistakes of use end with exit code 2 and one line on stderr."""
+    try:
+        app()
+    except (UsageError, ScopeError, TraceError) as error:
+        err.print(f"kvproof: {error}", markup=False)
+        sys.exit(USAGE)
