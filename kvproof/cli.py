@@ -22,10 +22,12 @@ from kvproof.docs import write_docs
 from kvproof.explore import Progress
 from kvproof.render import render
 from kvproof.trace import Trace, TraceError, load, replay, save
+from kvproof.vllm.environment import DEFAULT_VERSION
+from kvproof.vllm.lockstep import lockstep_scope
 from model.jit import compiling
 from spec.invariants import INVARIANTS
 from spec.scope import Scope, ScopeError, load_scope
-from spec.scopes import SCOPES
+from spec.scopes import LOCKSTEP, SCOPES
 
 USAGE = 2
 
@@ -261,15 +263,13 @@ def replay_command(
 @app.command(name="lockstep")
 def lockstep_command(
     scopes: Annotated[list[str] | None, typer.Argument(help="Names or .toml files.")] = None,
-    version: Annotated[str, typer.Option(help="Release of vLLM.")] = "0.31.0",
+    version: Annotated[str, typer.Option(help="Release of vLLM.")] = DEFAULT_VERSION,
     as_json: Json = False,
 ) -> None:
     """Replay every transition of scopes on the real vLLM classes and compare."""
-    from kvproof.vllm.lockstep import LOCKSTEP_SCOPES, lockstep_scope
-
     reports = []
     with _telling_of_compilation():
-        for name in scopes or LOCKSTEP_SCOPES:
+        for name in scopes or LOCKSTEP:
             scope = find_scope(name)
             report = lockstep_scope(scope, version=version)
             reports.append(report)

@@ -106,8 +106,10 @@ def compile_scope(scope: Scope) -> Compiled:
             getattr(c, name)[r] = int(value)
     for name in names:
         getattr(c, name)[:] = tables[name]
-    for (_salt, prefix), code in codes.items():
+    for (salt, prefix), code in codes.items():
         c.prefix_len[code] = len(prefix)
+        c.shorter[code] = codes.get((salt, prefix[:-1]), 0)
+        c.hash_of[code] = hash_codes[hashed(salt, prefix)]
     for rule in Rule:
         c.rules[int(rule)] = int(rule not in off)
     return Compiled(

@@ -188,15 +188,29 @@ def forget_unreadable(s, c):
     misread is hidden: free unpublished blocks, and slots at and past a request's computed tokens.
     """
     for b in range(1, c.num_blocks):
-        if s.ref_cnt[b] == 0 and s.block_hash[b] == 0 and not _is_referenced(s, c, b):
-            for i in range(c.block_size):
-                s.kv[b, i] = 0
+        if s.ref_cnt[b] == 0 and s.block_hash[b] == 0 and not _is_garbage(s, c, b):
+            if not _is_referenced(s, c, b):
+                for i in range(c.block_size):
+                    s.kv[b, i] = 0
     if s.num_steps > 0:
         return
     for r in range(c.num_requests):
-        if s.load[r] or s.sending[r]:
+        if s.load[r] or s.sending[r] or s.num_blocks[r] == 0:
             continue
-        for position in range(s.num_computed[r], s.num_blocks[r] * c.block_size):
-            b = s.block_table[r, position // c.block_size]
-            if s.ref_cnt[b] == 1 and not _is_referenced(s, c, b):
-                s.kv[b, position % c.block_size] = 0
+        first = s.num_computed[r] // c.block_size
+        slot = s.num_computed[r] % c.block_size
+        for place in range(first, min(s.num_blocks[r], c.table_len)):
+            b = s.block_table[r, place]
+            if s.ref_cnt[b] == 1 and not _is_garbage(s, c, b) and not _is_referenced(s, c, b):
+                for i in range(slot, c.block_size):
+                    s.kv[b, i] = 0
+            slot = 0
+
+
+@kernel
+def _is_garbage(s, c, b):
+    """Whether every slot of block b is garbage."""
+    for i in range(c.block_size):
+        if s.kv[b, i] != 0:
+            return False
+    return True

@@ -274,6 +274,8 @@ SCOPE = Schema(
         _field("prefix", "R T", "prefix code of the first n tokens"),
         _field("prefix_hash", "R T", "code of the hash of the first n tokens"),
         _field("prefix_len", "P", "tokens of a prefix code"),
+        _field("shorter", "P", "code of the prefix without its last token"),
+        _field("hash_of", "P", "code of the hash of a prefix"),
         _field("rules", "K", "1: the rule is on"),
     ),
 )
@@ -321,6 +323,7 @@ REPORT = Schema(
         _field("branches", "C", "times each branch was taken"),
         _field("tested", "I", "times each invariant was put to the test"),
         _field("kv_later", "B S", "the KV after the in-flight steps have run"),
+        _field("holders", "B", "scratch: holders of each block"),
         _field("rename", "B", "scratch of the renaming of blocks"),
     ),
 )

@@ -314,3 +314,6 @@ IN_FLIGHT = (
 )
 
 SCOPES = {scope.name: scope for scope in (*SYNCHRONOUS, *IN_FLIGHT)}
+
+LOCKSTEP = tuple(name for name in SCOPES if name != "crowd")
+"""Scopes small enough that every transition is replayed on the real classes."""

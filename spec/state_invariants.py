@@ -10,41 +10,39 @@ from spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
 
 
 @kernel
-def _holders(s, c, b):
-    """Requests and deferred frees that hold block b."""
-    holders = 0
+def _count_holders(s, c, holders):
+    """Count for each block the tables and deferred frees that hold it; False if a hold is wild."""
+    for b in range(c.num_blocks):
+        holders[b] = 0
     for r in range(c.num_requests):
-        for i in range(c.table_len):
-            if i < s.num_blocks[r] and s.block_table[r, i] == b:
-                holders += 1
+        if s.num_blocks[r] > c.table_len:
+            return False
+        for i in range(s.num_blocks[r]):
+            holders[s.block_table[r, i]] += 1
     for q in range(s.num_deferred):
         for i in range(s.deferred_len[q]):
-            if s.deferred_blocks[q, i] == b:
-                holders += 1
-    return holders
+            holders[s.deferred_blocks[q, i]] += 1
+    return holders[0] == 0
 
 
 @kernel
 def block_conservation(s, c, e):
-    for r in range(c.num_requests):
-        if s.num_blocks[r] > c.table_len:
-            return BROKEN
-        for i in range(s.num_blocks[r]):
-            if s.block_table[r, i] == 0:
-                return BROKEN
-    if s.ref_cnt[0] != 0:
+    if not _count_holders(s, c, e.holders) or s.ref_cnt[0] != 0:
         return BROKEN
+    free = 0
     for b in range(1, c.num_blocks):
-        free = 0
-        for i in range(s.num_free):
-            if s.free_queue[i] == b:
-                free += 1
-        holders = _holders(s, c, b)
-        if s.ref_cnt[b] != holders or free != (1 if holders == 0 else 0):
+        if s.ref_cnt[b] != e.holders[b]:
             return BROKEN
+        if e.holders[b] == 0:
+            free += 1
+    if s.num_free != free:
+        return BROKEN
     for i in range(s.num_free):
-        if s.free_queue[i] == 0:
+        b = s.free_queue[i]
+        # A second sight of the same block finds the mark of the first.
+        if b == 0 or e.holders[b] != 0:
             return BROKEN
+        e.holders[b] = -1
     return HOLDS
 
 
@@ -56,32 +54,27 @@ def published_sound(s, c, e):
             published = True
     if not published:
         return VACUOUS
+    if s.num_steps == 0:
+        return _published_in(s, c, s.kv)
     for b in range(1, c.num_blocks):
         for i in range(c.block_size):
             e.kv_later[b, i] = s.kv[b, i]
     device.run_in_flight(s, c, e, e.kv_later)
+    return _published_in(s, c, e.kv_later)
+
+
+@kernel
+def _published_in(s, c, kv):
+    """Whether the slots of every published block hold the prefix that it is published under."""
     for b in range(1, c.num_blocks):
         code = s.block_hash[b]
         if code == 0:
             continue
-        length = c.prefix_len[code]
-        if length % c.block_size != 0:
-            return BROKEN
         for i in range(c.block_size):
-            if not _is_position_of(c, e.kv_later[b, i], code, length - c.block_size + i + 1):
+            if kv[b, c.block_size - 1 - i] != code:
                 return BROKEN
+            code = c.shorter[code]
     return HOLDS
-
-
-@kernel
-def _is_position_of(c, slot, code, n):
-    """Whether a slot's content is that of the first n tokens of the prefix `code`."""
-    if slot == 0 or c.prefix_len[slot] != n:
-        return False
-    for r in range(c.num_requests):
-        if c.prefix[r, c.prefix_len[code]] == code:
-            return c.prefix[r, n] == slot
-    return False
 
 
 @kernel
@@ -269,10 +262,12 @@ def eviction_order(s, c, e):
                 return BROKEN
             continue
         unpublished_over = True
-        parent_len = c.prefix_len[code] - c.block_size
-        if parent_len <= 0:
+        parent = code
+        for _ in range(c.block_size):
+            parent = c.shorter[parent]
+        if parent == 0:
             continue
-        parent = _prefix_of(c, code, parent_len)
+        parent = c.hash_of[parent]
         published = False
         outlives = False
         for other in range(1, c.num_blocks):
@@ -285,15 +280,6 @@ def eviction_order(s, c, e):
             if not outlives:
                 return BROKEN
     return HOLDS if tested or unpublished_over else VACUOUS
-
-
-@kernel
-def _prefix_of(c, code, n):
-    """Code under which the first n tokens of a prefix are published."""
-    for r in range(c.num_requests):
-        if c.prefix[r, c.prefix_len[code]] == code:
-            return c.prefix_hash[r, n]
-    return 0
 
 
 @kernel

@@ -36,7 +36,7 @@ EQUAL_BLOCKS = Scope(
 OFF = {
     "drop_victim_from_step": ("priorities", "ScheduleSet"),
     "check_capacity_before_pinning": ("shared-prefix", "QueueStatusAgree"),
-    "recompute_last_token": ("two-equal", "HitMaximal"),
+    "recompute_last_token": ("two-equal", "NoAssertion"),
     "evict_hash_on_reuse": ("shared-prefix", "NoAssertion"),
 }
 

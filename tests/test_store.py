@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model import jit, store
+from kvproof import store
+from model import jit
 from kvproof.store import Store, fingerprint
 from kvproof.system import Words
 

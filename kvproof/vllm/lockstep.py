@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 from kvproof.vllm.client import Client
+from kvproof.vllm.environment import DEFAULT_VERSION
 from numpy.typing import NDArray
 
 from kvproof.actions import Action, enabled_codes, name_action
-from kvproof.explore import Result
-from kvproof.trace import Trace, from_codes, step
+from kvproof.explore import Result, explore
+from kvproof.scheduler_system import SchedulerSystem
+from kvproof.trace import Trace, from_codes
 from kvproof.vllm import observation, protocol
+from model import engine
 from model.compiled import Compiled, compile_scope
 from model.record import Record
 from spec.scope import Scope
@@ -105,7 +108,9 @@ class _Walk:
             elif k > 0:
                 yield ["pop" if k == len(enabled) - 1 else "peek"], None
             action = name_action(self.compiled, state, code)
-            after, report, _broken = step(self.compiled, state, code)
+            after = state.copy()
+            report = self.compiled.new_report()
+            engine.apply(after, self.compiled.c, report, code)
             self.transitions += 1
             yield self._compare(state, after, action, report, (*codes, code))
             if code in children and not after.assertion:
@@ -144,7 +149,7 @@ def lockstep(
     scope: Scope,
     result: Result,
     *,
-    version: str = "0.31.0",
+    version: str = DEFAULT_VERSION,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay every transition of an exhausted search of `scope` on the real classes.
@@ -201,4 +206,16 @@ def lockstep(
         seconds=time.perf_counter() - started,
         differences=differences,
         difference=shortest,
+    )
+
+
+def lockstep_scope(
+    scope: Scope,
+    *,
+    version: str = DEFAULT_VERSION,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Search a scope to the end and replay all of its transitions on the real classes."""
+    return lockstep(
+        scope, explore(SchedulerSystem(scope)), version=version, progress=progress
     )

@@ -1,0 +1,620 @@
+"""Drives vLLM's real scheduler: takes batches of operations, gives results and observations.
+
+Runs in vLLM's interpreter, `python -m kvproof.vllm.driver FD`: batches arrive on standard input,
+answers leave on the descriptor FD, so that nothing vLLM prints can get among them. The language is
+kvproof/vllm/protocol.py's. No model runs: what it would sample comes with the operations.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+import vllm
+from vllm.config import (
+    AttentionConfig,
+    AuxOutputConfig,
+    CacheConfig,
+    EncoderCacheManagerConfig,
+    KVTransferConfig,
+    ObservabilityConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import PriorityRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from kvproof.vllm import protocol
+from kvproof.vllm.connector import External, ScriptedConnector
+
+_VLLM_FILES = os.path.dirname(vllm.__file__) + os.sep
+
+# A published hash is its prefix itself: the salt and then the tokens, two bytes each. The hash
+# before the first block is the prefix without salt and tokens.
+_TOKEN_BYTES = 2
+_EMPTY_PREFIX = bytes(_TOKEN_BYTES)
+_GROUP_ID_BYTES = 4
+
+_STATUS_NAMES = {int(status): status.name for status in RequestStatus}
+
+
+def prefix_hash(value: tuple[bytes, tuple[int, ...], tuple[tuple[str, str], ...] | None]) -> bytes:
+    """An injective hash of (parent's hash, tokens, extra keys) that can be read back."""
+    parent, tokens, extra_keys = value
+    if extra_keys:
+        ((_, salt),) = extra_keys
+        name = salt.encode()
+        parent = len(name).to_bytes(_TOKEN_BYTES, "big") + name
+    return parent + b"".join(token.to_bytes(_TOKEN_BYTES, "big") for token in tokens)
+
+
+def prefix_of(block_hash: bytes) -> list[str | int]:
+    """The salt ("" without one) and the tokens that a published hash stands for."""
+    end = _TOKEN_BYTES + int.from_bytes(block_hash[:_TOKEN_BYTES], "big")
+    tokens = block_hash[end:-_GROUP_ID_BYTES]
+    return [
+        block_hash[_TOKEN_BYTES:end].decode(),
+        *(
+            int.from_bytes(tokens[i : i + _TOKEN_BYTES], "big")
+            for i in range(0, len(tokens), _TOKEN_BYTES)
+        ),
+    ]
+
+
+class _NoStructuredOutput:
+    """A StructuredOutputManager without requests that need one."""
+
+    def validate_tokens(self, request: Request, tokens: list[int]) -> list[int]:
+        return tokens
+
+    def accept_tokens(self, request: Request, tokens: list[int]) -> bool:
+        return True
+
+
+def build_config(scope: dict[str, Any]) -> VllmConfig:
+    """The VllmConfig of a scope: vLLM's class and properties over the scope's plain values.
+
+    Its constructor would ask for a model, a device and sizes of real life, and so would those of
+    the speculative, model and parallel configurations; the others are constructed and validated.
+    """
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(scope["v2_model_runner"]))
+    config = object.__new__(VllmConfig)
+    config.scheduler_config = SchedulerConfig(
+        max_model_len=scope["max_model_len"],
+        is_encoder_decoder=False,
+        max_num_seqs=scope["max_num_seqs"],
+        max_num_batched_tokens=scope["max_num_batched_tokens"],
+        max_num_scheduled_tokens=scope["max_num_scheduled_tokens"],
+        policy=scope["policy"],
+        long_prefill_token_threshold=scope["long_prefill_token_threshold"],
+        enable_chunked_prefill=scope["chunked_prefill"],
+        async_scheduling=scope["async_scheduling"],
+        scheduler_reserve_full_isl=scope["reserve_full_isl"],
+        watermark=scope["watermark"],
+        disable_hybrid_kv_cache_manager=True,
+    )
+    config.cache_config = CacheConfig(
+        block_size=scope["block_size"], enable_prefix_caching=scope["prefix_caching"]
+    )
+    config.cache_config.num_gpu_blocks = scope["num_blocks"]
+    config.model_config = SimpleNamespace(
+        max_model_len=scope["max_model_len"],
+        is_diffusion=False,
+        is_encoder_decoder=False,
+        multimodal_config=None,
+        return_sampling_mask=False,
+        supports_multimodal_inputs=False,
+        uses_mrope=False,
+    )
+    config.parallel_config = SimpleNamespace(
+        pipeline_parallel_size=scope["pipeline_parallel_size"],
+        data_parallel_index=0,
+        decode_context_parallel_size=1,
+        prefill_context_parallel_size=1,
+    )
+    config.attention_config = AttentionConfig()
+    config.aux_output_config = AuxOutputConfig()
+    config.ec_manager_config = EncoderCacheManagerConfig()
+    config.observability_config = ObservabilityConfig()
+    if scope["num_speculative_tokens"]:
+        config.speculative_config = object.__new__(SpeculativeConfig)
+        config.speculative_config.method = scope["spec_method"]
+        config.speculative_config.num_speculative_tokens = scope["num_speculative_tokens"]
+    if scope["kv_role"]:
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector=ScriptedConnector.__name__,
+            kv_connector_module_path=ScriptedConnector.__module__,
+            kv_role=scope["kv_role"],
+            kv_load_failure_policy=scope["kv_load_failure_policy"],
+        )
+    return config
+
+
+def _build_scheduler(config: VllmConfig) -> Scheduler:
+    """The scheduler of a model with one kind of layer, full attention."""
+    block_size = config.cache_config.block_size
+    layer = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    scheduler_class = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
+    return scheduler_class(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=config.cache_config.num_gpu_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
+        ),
+        structured_output_manager=_NoStructuredOutput(),
+        block_size=block_size,
+        log_stats=False,
+    )
+
+
+class _Step(NamedTuple):
+    """A scheduled step in flight; never changed."""
+
+    output: SchedulerOutput
+    order: list[list[int]]
+    sampling: frozenset[int]
+
+
+class _Snapshot(NamedTuple):
+    """Everything that an operation can change, copied; restoring leaves it valid."""
+
+    scheduler: dict[str, Any]
+    requests: list[tuple[Request, dict[str, Any], int, int, int]]
+    blocks: list[tuple[Any, ...]]
+    free_list: tuple[Any, Any, int]
+    published: dict[bytes, Any]
+    more_published: dict[int, set[bytes]]
+    tables: dict[str, list[Any]]
+    num_cached_block: dict[str, int]
+    partial_hits: dict[str, Any]
+    connector: Any
+    steps: tuple[_Step, ...]
+
+
+def _copied(container: Any) -> Any:
+    if isinstance(container, PriorityRequestQueue):
+        queue = PriorityRequestQueue()
+        queue._heap = container._heap.copy()
+        return queue
+    return container.copy()
+
+
+class Engine:
+    """A scope's real scheduler and the steps in flight: what EngineCore is to a scheduler.
+
+    One method for each name in protocol.OPERATIONS; `observation` reads the state, `save` and
+    `restore` copy it.
+    """
+
+    def __init__(self, scope: dict[str, Any]) -> None:
+        config = build_config(scope)
+        self.scheduler = _build_scheduler(config)
+        self._steps: deque[_Step] = deque()
+        self._pool = self.scheduler.kv_cache_manager.block_pool
+        (self._manager,) = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        self._containers = [
+            name
+            for name, value in vars(self.scheduler).items()
+            if isinstance(value, (dict, list, set, deque, PriorityRequestQueue))
+        ]
+        self._prefixes: dict[bytes | None, list[str | int] | None] = {None: None}
+        self._specs = scope["requests"]
+        # Priority ties fall back on the order of names: it has to be the order of numbers.
+        digits = len(str(len(self._specs)))
+        self._names = [f"r{r:0{digits}}" for r in range(len(self._specs))]
+        self._numbers = {name: r for r, name in enumerate(self._names)}
+        self._sampling_params = [
+            SamplingParams(
+                max_tokens=spec["max_tokens"],
+                temperature=0.0,
+                stop_token_ids=[protocol.STOP_TOKEN],
+                ignore_eos=True,
+            )
+            for spec in self._specs
+        ]
+        connector = self.scheduler.connector
+        self._hasher = None
+        if scope["prefix_caching"] or connector is not None:
+            kv_cache_utils.NONE_HASH = _EMPTY_PREFIX
+            self._hasher = kv_cache_utils.get_request_block_hasher(scope["block_size"], prefix_hash)
+        if connector is not None:
+            named = list(zip(self._names, self._specs, strict=True))
+            connector.externals = {
+                name: External(**spec["external"]) for name, spec in named if spec["external"]
+            }
+            connector.delay_free = frozenset(name for name, spec in named if spec["delay_free"])
+
+    def add(self, r: int) -> None:
+        """A request arrives."""
+        spec = self._specs[r]
+        self.scheduler.add_request(
+            Request(
+                request_id=self._names[r],
+                prompt_token_ids=list(spec["prompt"]),
+                sampling_params=self._sampling_params[r],
+                pooling_params=None,
+                arrival_time=spec["arrival"],
+                cache_salt=spec["salt"],
+                priority=spec["priority"],
+                block_hasher=self._hasher,
+            )
+        )
+
+    def abort(self, r: int) -> None:
+        """Its client goes away."""
+        self.scheduler.finish_requests(self._names[r], RequestStatus.FINISHED_ABORTED)
+
+    def schedule(self) -> dict[str, Any]:
+        """Plan a step and put it in flight."""
+        scheduler, number = self.scheduler, self._numbers
+        output = scheduler.schedule()
+        tables = self._manager.req_to_blocks
+        cached = output.scheduled_cached_reqs
+        order, samples, block_ids = [], {}, {}
+        for name, count in output.num_scheduled_tokens.items():
+            r = number[name]
+            order.append([r, count])
+            samples[r] = not scheduler.requests[name].is_prefill_chunk
+            block_ids[r] = [block.block_id for block in tables[name]]
+        start = {number[new.req_id]: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            start[number[name]] = computed
+        metadata = output.kv_connector_metadata
+        loads = [] if metadata is None else metadata.loads
+        self._steps.append(_Step(output, order, frozenset(r for r in samples if samples[r])))
+        return {
+            "scheduled": order,
+            "start": start,
+            "drafts": {
+                number[name]: len(drafts)
+                for name, drafts in output.scheduled_spec_decode_tokens.items()
+            },
+            "samples": samples,
+            "tables": block_ids,
+            "new": [number[new.req_id] for new in output.scheduled_new_reqs],
+            "resumed": self._sorted(cached.resumed_req_ids),
+            "preempted": self._sorted(output.preempted_req_ids),
+            "finished": self._sorted(output.finished_req_ids),
+            "loads": sorted([number[load[0]], *load[1:]] for load in loads),
+            "common": output.num_common_prefix_blocks[0],
+            "total": output.total_num_scheduled_tokens,
+        }
+
+    def output(
+        self, tokens: dict[int, list[int]], recved: list[int], sent: list[int], invalid: list[int]
+    ) -> dict[int, list[Any]]:
+        """The oldest step in flight returns: sampled tokens, loads and sends over, bad blocks."""
+        step = self._steps.popleft()
+        if not tokens.keys() <= step.sampling:
+            raise ValueError(
+                f"output for {sorted(tokens)}: the step samples for {sorted(step.sampling)} only"
+            )
+        names = self._names
+        transfers = None
+        if recved or sent or invalid:
+            transfers = KVConnectorOutput(
+                finished_recving={names[r] for r in recved},
+                finished_sending={names[r] for r in sent},
+                invalid_block_ids=set(invalid),
+            )
+        scheduled = [names[r] for r, _ in step.order]
+        outputs = self.scheduler.update_from_output(
+            step.output,
+            ModelRunnerOutput(
+                req_ids=scheduled,
+                req_id_to_index={name: i for i, name in enumerate(scheduled)},
+                sampled_token_ids=[tokens.get(r, []) for r, _ in step.order],
+                kv_connector_output=transfers,
+            ),
+        )
+        return {
+            self._numbers[one.request_id]: [
+                one.new_token_ids,
+                None if one.finish_reason is None else str(one.finish_reason),
+            ]
+            for of_client in outputs.values()
+            for one in of_client.outputs
+        }
+
+    def drafts(self, drafts: dict[int, list[int]]) -> None:
+        """The drafter's proposals for the next step."""
+        names = [self._names[r] for r in drafts]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, list(drafts.values())))
+
+    def reset(self, running: bool) -> bool:
+        """Reset the prefix cache, preempting what runs if `running`; whether it was reset."""
+        return bool(self.scheduler.reset_prefix_cache(reset_running_requests=running))
+
+    def pause(self, state: int) -> None:
+        """Set the pause state: 0 is none, 1 pauses new requests, 2 all."""
+        self.scheduler.set_pause_state(PauseState(state))
+
+    def observe(self) -> None:
+        """Nothing but the observation."""
+
+    def observation(self) -> list[Any]:
+        """The state in the order of protocol.OBSERVATION, sorted where vLLM has sets."""
+        s, pool, number = self.scheduler, self._pool, self._numbers
+        processed = s.processed_step_seq
+        blocks = pool.blocks
+        free = []
+        block = pool.free_block_queue.fake_free_list_head.next_free_block
+        while block.next_free_block is not None:
+            free.append(block.block_id)
+            block = block.next_free_block
+        ref_cnt = [block.ref_cnt for block in blocks]
+        ref_cnt[pool.null_block.block_id] = 0
+        prefix = self._prefix
+        values = {
+            "requests": self._requests(),
+            "running": [number[q.request_id] for q in s.running],
+            "waiting": [number[q.request_id] for q in s.waiting],
+            "kv_holding_waiting": [number[q.request_id] for q in s.kv_holding_waiting],
+            "free": free,
+            "ref_cnt": ref_cnt,
+            "cached": sorted(
+                [prefix(block_hash), list(found) if type(found) is dict else [found.block_id]]
+                for block_hash, found in pool.cached_block_hash_to_block._cache.items()
+            ),
+            "block_hash": [prefix(block.block_hash) for block in blocks],
+            "deferred": [
+                [fence - processed, [block.block_id for block in deferred]]
+                for fence, deferred in s.deferred_frees
+            ],
+            "seq_ahead": s.sched_step_seq - processed,
+            "recved": self._sorted(s.finished_recving_kv_req_ids),
+            "failed": self._sorted(s.failed_recving_kv_req_ids),
+            "finished": self._sorted(s.finished_req_ids),
+            "reset_preempted": self._sorted(s.reset_preempted_req_ids),
+            "inflight_prefills": sorted([number[q.request_id] for q in s._inflight_prefills]),
+            "in_flight": [step.order for step in self._steps],
+            "pause": int(s.pause_state),
+            "has_requests": s.has_requests(),
+            "connector": self._scripts(),
+        }
+        return [values[name] for name in protocol.OBSERVATION]
+
+    def _requests(self) -> list[list[Any]]:
+        s, number = self.scheduler, self._numbers
+        processed, step = s.processed_step_seq, s.current_step
+        tables, num_cached_block = self._manager.req_to_blocks, self._manager.num_cached_block
+        return sorted(
+            [
+                number[name],
+                _STATUS_NAMES[q.status],
+                q.num_computed_tokens,
+                q.num_tokens,
+                q.num_output_tokens,
+                q.num_output_placeholders,
+                q.num_in_flight_tokens,
+                q.num_stale_output_tokens,
+                q.drop_stale_output,
+                len(q.spec_token_ids),
+                q.is_prefill_chunk,
+                q.num_preemptions > 0,
+                max(0, q.last_sched_seq - processed),
+                max(0, q.next_decode_eligible_step - step),
+                num_cached_block.get(name, 0),
+                [block.block_id for block in tables.get(name, ())],
+            ]
+            for name, q in s.requests.items()
+        )
+
+    def _scripts(self) -> list[list[Any]]:
+        connector = self.scheduler.connector
+        if connector is None:
+            return []
+        return sorted(
+            [self._numbers[name], name in connector.used, connector.asks_left[name]]
+            for name, q in self.scheduler.requests.items()
+            if name in connector.externals and not q.is_finished()
+        )
+
+    def _prefix(self, block_hash: bytes | None) -> list[str | int] | None:
+        try:
+            return self._prefixes[block_hash]
+        except KeyError:
+            assert block_hash is not None
+            prefix = self._prefixes[block_hash] = prefix_of(block_hash)
+            return prefix
+
+    def _sorted(self, names: Any) -> list[int]:
+        return sorted([self._numbers[name] for name in names]) if names else []
+
+    def save(self) -> _Snapshot:
+        """Copy everything that an operation can change.
+
+        A request's token and hash lists only grow, so that their lengths are enough as long as
+        snapshots are restored last in, first out.
+        """
+        s, pool, manager = self.scheduler, self._pool, self._manager
+        scheduler = vars(s).copy()
+        for name in self._containers:
+            scheduler[name] = _copied(scheduler[name])
+        queue = pool.free_block_queue
+        return _Snapshot(
+            scheduler=scheduler,
+            requests=[
+                (
+                    q,
+                    vars(q).copy(),
+                    len(q._output_token_ids),
+                    len(q._all_token_ids),
+                    len(q.block_hashes),
+                )
+                for q in s.requests.values()
+            ],
+            blocks=[
+                (
+                    block.ref_cnt,
+                    block._block_hash,
+                    block._block_hash_num_tokens,
+                    block.prev_free_block,
+                    block.next_free_block,
+                )
+                for block in pool.blocks
+            ],
+            free_list=(
+                queue.fake_free_list_head.next_free_block,
+                queue.fake_free_list_tail.prev_free_block,
+                queue.num_free_blocks,
+            ),
+            published=_copied_hashes(pool.cached_block_hash_to_block._cache),
+            more_published={b: s.copy() for b, s in pool.cached_block_hashes_by_block.items()},
+            tables={name: table.copy() for name, table in manager.req_to_blocks.items()},
+            num_cached_block=manager.num_cached_block.copy(),
+            partial_hits=manager._partial_hit_reqs.copy(),
+            connector=None if s.connector is None else s.connector.save(),
+            steps=tuple(self._steps),
+        )
+
+    def restore(self, saved: _Snapshot) -> None:
+        """Go back to a snapshot."""
+        s, pool, manager = self.scheduler, self._pool, self._manager
+        attributes = vars(s)
+        attributes.update(saved.scheduler)
+        for name in self._containers:
+            attributes[name] = _copied(attributes[name])
+        for q, values, num_output, num_tokens, num_hashes in saved.requests:
+            vars(q).update(values)
+            del q._output_token_ids[num_output:]
+            del q._all_token_ids[num_tokens:]
+            del q.block_hashes[num_hashes:]
+        for block, values_of_block in zip(pool.blocks, saved.blocks, strict=True):
+            (
+                block.ref_cnt,
+                block._block_hash,
+                block._block_hash_num_tokens,
+                block.prev_free_block,
+                block.next_free_block,
+            ) = values_of_block
+        queue = pool.free_block_queue
+        (
+            queue.fake_free_list_head.next_free_block,
+            queue.fake_free_list_tail.prev_free_block,
+            queue.num_free_blocks,
+        ) = saved.free_list
+        pool.cached_block_hash_to_block._cache = _copied_hashes(saved.published)
+        pool.cached_block_hashes_by_block = {b: s.copy() for b, s in saved.more_published.items()}
+        manager.req_to_blocks.clear()
+        manager.req_to_blocks.update((name, table.copy()) for name, table in saved.tables.items())
+        manager.num_cached_block = saved.num_cached_block.copy()
+        manager._partial_hit_reqs = saved.partial_hits.copy()
+        if s.connector is not None:
+            s.connector.restore(saved.connector)
+        self._steps = deque(saved.steps)
+
+
+def _copied_hashes(published: dict[bytes, Any]) -> dict[bytes, Any]:
+    """A copy of the map from hashes to a block or to several, which keep their order."""
+    return {
+        block_hash: found.copy() if type(found) is dict else found
+        for block_hash, found in published.items()
+    }
+
+
+class Driver:
+    """Answers operations on one engine at a time, with a stack of its snapshots.
+
+    After an operation that made vLLM raise, the state is broken: operations are skipped until a
+    move leads out of it. A broken state is saved as None, which keeps the stack in step.
+    """
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._stack: list[_Snapshot | None] = []
+        self._broken = True
+
+    def answer(self, operation: list[Any]) -> list[Any] | None:
+        """The answer to one operation, as kvproof/vllm/protocol.py has it.
+
+        What is not vLLM's doing (an unknown operation, a scope that its configuration refuses)
+        is raised and ends the driver.
+        """
+        name, *arguments = operation
+        if name in protocol.MOVES:
+            getattr(self, f"_{name}")(*arguments)
+            return None
+        if name not in protocol.OPERATIONS:
+            allowed = ", ".join(protocol.OPERATIONS + protocol.MOVES)
+            raise ValueError(f"operation {name!r}: allowed are {allowed}")
+        if self._broken or self._engine is None:
+            return [["skipped"], None]
+        try:
+            result = getattr(self._engine, name)(*arguments)
+            return [result, self._engine.observation()]
+        except Exception as error:
+            where = _vllm_location(error)
+            if where is None:
+                raise
+            self._broken = True
+            message = str(error).partition("\n")[0]
+            return [["error", type(error).__name__, message, where], None]
+
+    def _new(self, scope: dict[str, Any]) -> None:
+        self._stack.clear()
+        self._engine = Engine(scope)
+        self._broken = False
+
+    def _push(self) -> None:
+        self._stack.append(None if self._broken or not self._engine else self._engine.save())
+
+    def _pop(self) -> None:
+        self._go_to(self._stack.pop())
+
+    def _peek(self) -> None:
+        self._go_to(self._stack[-1])
+
+    def _go_to(self, saved: _Snapshot | None) -> None:
+        self._broken = saved is None
+        if saved is not None and self._engine is not None:
+            self._engine.restore(saved)
+
+
+def _vllm_location(error: BaseException) -> str | None:
+    """The innermost of vLLM's frames that the error went through, as "file.py:function"."""
+    location = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if code.co_filename.startswith(_VLLM_FILES):
+            location = f"{os.path.basename(code.co_filename)}:{code.co_name}"
+    return location
+
+
+def serve(batches: BinaryIO, answers: BinaryIO) -> None:
+    """Answer batches until their stream ends."""
+    driver = Driver()
+    protocol.write_frame(answers, vllm.__version__)
+    while (body := protocol.read_body(batches)) is not None:
+        protocol.write_frame(answers, [driver.answer(op) for op in protocol.decode(body)])
+
+
+def main() -> None:
+    """Serve standard input; the argument is the descriptor to answer on."""
+    # Imports left half a million objects that live as long as the process.
+    gc.collect()
+    gc.freeze()
+    with open(int(sys.argv[1]), "wb") as answers:
+        serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

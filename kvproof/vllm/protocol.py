@@ -1,0 +1,96 @@
+"""The language between kvproof and the driver in vLLM's interpreter.
+
+A frame is four bytes of length (little endian) and that much msgpack. kvproof sends batches, lists
+of operations `[name, argument...]`; the driver answers each with the list of their answers:
+`[result, observation]` for an operation, None for a move of the state. The first frame of a driver
+is its vLLM's version.
+
+An operation that makes vLLM raise is answered with the result `["error", type, first line of the
+message, "file.py:function"]`, later ones with `["skipped"]`, until a move leads out of the broken
+state; then the observation is None. A batch that makes no sense ends the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+import msgspec
+
+STOP_TOKEN = 250
+"""The token that ends any request; the others stay below it."""
+
+OPERATIONS = ("add", "abort", "schedule", "output", "drafts", "reset", "pause", "observe")
+"""Calls of the engine: answered with a result and an observation."""
+
+MOVES = ("new", "push", "pop", "peek")
+"""Moves of the state: build it from a scope, save it, go back to the last saved state, and the
+same without forgetting that one."""
+
+OBSERVATION = (
+    "requests",
+    "running",
+    "waiting",
+    "kv_holding_waiting",
+    "free",
+    "ref_cnt",
+    "cached",
+    "block_hash",
+    "deferred",
+    "seq_ahead",
+    "recved",
+    "failed",
+    "finished",
+    "reset_preempted",
+    "inflight_prefills",
+    "in_flight",
+    "pause",
+    "has_requests",
+    "connector",
+)
+"""Fields of an observation, in its order."""
+
+REQUEST = (
+    "request",
+    "status",
+    "num_computed_tokens",
+    "num_tokens",
+    "num_output_tokens",
+    "num_output_placeholders",
+    "num_in_flight_tokens",
+    "num_stale_output_tokens",
+    "drop_stale_output",
+    "num_drafts",
+    "is_prefill_chunk",
+    "was_preempted",
+    "steps_to_fence",
+    "steps_to_decode",
+    "num_cached_block",
+    "block_ids",
+)
+"""Fields of a request in the observation's `requests`, in their order."""
+
+_LENGTH_BYTES = 4
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def write_frame(stream: BinaryIO, value: Any) -> None:
+    """Write one value and flush."""
+    body = _encode(value)
+    stream.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+    stream.flush()
+
+
+def read_body(stream: BinaryIO) -> bytes | None:
+    """The next frame's bytes; None at the end of the stream, also in the middle of a frame."""
+    length = stream.read(_LENGTH_BYTES)
+    if len(length) < _LENGTH_BYTES:
+        return None
+    size = int.from_bytes(length, "little")
+    body = stream.read(size)
+    return body if len(body) == size else None
+
+
+def decode(body: bytes) -> Any:
+    """The value of a frame's bytes."""
+    return _decode(body)
