@@ -7,6 +7,7 @@ values, so that a row is as tight as the scope allows while the kernels are comp
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,22 +74,24 @@ class Layout:
     """Offsets and strides of every field for given dimension sizes.
 
     `table` is an int32 array (fields, 3): offset, stride of the first and of the second index;
-    the last index always has stride 1. `words` is the length of a row in 64-bit words.
+    the last index always has stride 1. `places` has start, end and shape of each field in cells;
+    `words` is the length of a row in 64-bit words.
     """
 
     def __init__(self, schema: Schema, sizes: Mapping[str, int]) -> None:
         self.schema = schema
         self.sizes = dict(sizes)
         self.table = np.zeros((len(schema.fields), _MAX_DIMS), np.int32)
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         offset = 0
         for i, field in enumerate(schema.fields):
             shape = tuple(sizes[dim] for dim in field.dims)
-            self.shapes[field.name] = shape
+            cells = math.prod(shape)
+            self.places[field.name] = (offset, offset + cells, shape)
             self.table[i, 0] = offset
             for j in range(len(shape) - 1):
-                self.table[i, 1 + j] = int(np.prod(shape[j + 1 :]))
-            offset += int(np.prod(shape)) if shape else 1
+                self.table[i, 1 + j] = math.prod(shape[j + 1 :])
+            offset += cells
         cells_per_word = 8 // schema.cell.itemsize
         self.words = -(-offset // cells_per_word)
 
@@ -118,20 +121,20 @@ class Record:
         put(self, "layout_address", layout.table.ctypes.data)
 
     def __getattr__(self, name: str) -> Any:
-        index = self.schema.index.get(name)
-        if index is None:
+        place = self.layout.places.get(name)
+        if place is None:
             raise AttributeError(f"{self.schema.name} record has no field {name!r}")
-        offset = int(self.layout.table[index, 0])
-        shape = self.layout.shapes[name]
+        start, end, shape = place
         if not shape:
-            return int(self.cells[offset])
-        return self.cells[offset : offset + int(np.prod(shape))].reshape(shape)
+            return int(self.cells[start])
+        cells = self.cells[start:end]
+        return cells if len(shape) == 1 else cells.reshape(shape)
 
     def __setattr__(self, name: str, value: int) -> None:
-        index = self.schema.index.get(name)
-        if index is None or self.layout.shapes[name]:
+        place = self.layout.places.get(name)
+        if place is None or place[2]:
             raise AttributeError(f"{self.schema.name} record has no single number {name!r}")
-        self.cells[int(self.layout.table[index, 0])] = value
+        self.cells[place[0]] = value
 
     def copy(self) -> Record:
         """A record with the same content and a row of its own."""

@@ -87,7 +87,7 @@ def test_the_same_source_runs_as_plain_python_with_the_same_counts() -> None:
 
 def test_unused_space_of_a_record_is_zero() -> None:
     compiled = compile_scope(SCOPES["shared-prefix"])
-    used = sum(int(np.prod(shape)) if shape else 1 for shape in compiled.state.shapes.values())
+    used = max(end for _start, end, _shape in compiled.state.places.values())
     state = compiled.initial()
     assert not state.cells[used:].any()
 
