@@ -24,8 +24,8 @@ docs: $(VENV)/ready
 	$(BIN)/kvproof docs
 
 bench: $(VENV)/ready
-	$(BIN)/python benchmarks/two_phase_commit.py
-	$(BIN)/python benchmarks/scheduler.py
+	$(BIN)/python -m benchmarks.two_phase_commit
+	$(BIN)/python -m benchmarks.scheduler
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -6,21 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from checks.pinned import PINNED
 from kvproof.check import check
+from model.state import Branch
+from spec.invariants import Id
 from spec.scopes import SCOPES
-
-# States and transitions of each scope: a change of the model shows here first.
-PINNED = {
-    "two-equal": (29, 36),
-    "shared-prefix": (17_812, 45_084),
-    "priorities": (14_242, 30_334),
-    "block-size-1": (15_557, 33_073),
-    "reset-running": (1_639, 4_530),
-    "chunks": (12_918, 26_987),
-    "pause": (2_343, 8_428),
-    "salted": (13_939, 28_321),
-    "crowd": (1_453_973, 4_306_602),
-}
 
 
 @pytest.mark.parametrize("name", SCOPES)
@@ -28,8 +18,8 @@ def test_every_reachable_state_is_right(name: str, measured: Callable[[str], Non
     done = check(SCOPES[name])
     result = done.result
     measured(
-        f"{name:<16} {result.outcome}: {result.states:>9,} states, "
-        f"{result.transitions:>10,} transitions, depth {result.depth}, {result.seconds:.2f} s; "
+        f"exhaustive {name:<15} {result.outcome}: {result.states:>9,} states, "
+        f"{result.transitions:>9,} transitions, depth {result.depth:>2}, {result.seconds:5.2f} s; "
         f"untested here: {', '.join(done.untested) or 'nothing'}"
     )
     assert done.trace is None, f"broken: {done.trace.broken}"
@@ -37,7 +27,18 @@ def test_every_reachable_state_is_right(name: str, measured: Callable[[str], Non
     assert (result.states, result.transitions) == PINNED[name]
 
 
-def test_every_invariant_is_put_to_the_test_somewhere() -> None:
-    untested = set.intersection(*(set(check(scope).untested) for scope in SCOPES.values()
-                                  if scope.name != "crowd"))
-    assert untested <= {"NoReuseInFlight"}
+# A failed synchronous load breaks PublishedSound: the scopes of docs/findings.md take it.
+TAKEN_BY_FINDINGS = {"sync_load_failed"}
+
+
+def test_every_invariant_and_every_branch_is_exercised_by_some_scope() -> None:
+    tested: set[str] = set()
+    taken: set[str] = set()
+    for name, scope in SCOPES.items():
+        if name == "crowd":
+            continue
+        done = check(scope)
+        tested |= {invariant for invariant, times in done.tested.items() if times}
+        taken |= {branch for branch, times in done.branches.items() if times}
+    assert tested == {identity.name for identity in Id}
+    assert {branch.name for branch in Branch} - taken == TAKEN_BY_FINDINGS

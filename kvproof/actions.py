@@ -94,8 +94,8 @@ def name_action(compiled: Compiled, state: Record, code: int) -> Action:
     if kind == Kind.DRAFTS:
         ways = compiled.scope.num_speculative_tokens + 1
         drafts = {}
-        for r in np.flatnonzero(state.drafting):
-            argument, drafts[int(r)] = divmod(argument, ways)
+        for r in np.flatnonzero(state.drafting).tolist():
+            argument, drafts[r] = divmod(argument, ways)
         return Action(do, drafts=drafts)
     if kind == Kind.OUTPUT:
         return Action(do, outcomes=output_outcomes(compiled, state, argument))
@@ -129,7 +129,7 @@ def _drafts_choices(scope: Scope) -> int:
 
 
 def _output_choices(scope: Scope) -> int:
-    """Bound on the outputs of one step: per request acceptances with their stops, times failures."""
+    """Bound on the outputs of one step: acceptances with their stops, times failed loads."""
     total = 1
     table = -(-scope.max_model_len // scope.block_size)
     ways = []

@@ -48,7 +48,7 @@ class Check:
 
 def check(
     scope: Scope,
-    limits: Limits = Limits(),  # noqa: B008 (immutable)
+    limits: Limits = Limits(),
     *,
     rename: bool = True,
     progress: Callable[[Progress], None] | None = None,
@@ -62,9 +62,7 @@ def check(
         max_seconds=limits.seconds,
         progress=progress,
     )
-    return Check(
-        scope, result, system.action_counts, system.branch_counts, system.tested_counts
-    )
+    return Check(scope, result, system.action_counts, system.branch_counts, system.tested_counts)
 
 
 def exit_code(checks: list[Check]) -> int:

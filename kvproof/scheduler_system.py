@@ -73,7 +73,8 @@ class SchedulerSystem:
 
     def initial(self) -> Words:
         """The state of a fresh engine."""
-        return self.compiled.initial().row.reshape(1, -1)
+        row: Words = self.compiled.initial().row
+        return row.reshape(1, -1)
 
     def expand(self, rows: Words, out: Successors) -> int:
         """Every successor of every row."""

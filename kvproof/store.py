@@ -7,8 +7,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model.jit import fast_range, kernel, prefetch
 from kvproof.system import Words
+from model.jit import fast_range, kernel, prefetch
 
 MAX_STATES = 2**32 - 1
 """States are numbered with 32 bits; the last number stands for "no parent"."""

@@ -1,0 +1,1 @@
+"""What vLLM does: one module for each vLLM file that it stands for."""

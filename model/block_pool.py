@@ -113,7 +113,7 @@ def find_free(s, b):
 
 @kernel
 def insert_free(s, c, place, b):
-    """Link block b into the free queue; a queue longer than the pool is cut (and is a violation)."""
+    """Link block b into the free queue; one longer than the pool (a violation) is cut."""
     if s.num_free == c.num_blocks:
         return
     for i in range(s.num_free, place, -1):
@@ -142,10 +142,10 @@ def free_blocks(s, c, e, table, row, length):
         if s.ref_cnt[b] < 0:
             continue
         published = s.block_hash[b] != 0 and c.prefix_caching != 0
-        if not published and c.rules[Rule.reuse_unpublished_first]:
-            insert_free(s, c, front, b)
-            front += 1
-        elif published and not c.rules[Rule.keep_published_longest]:
+        to_front = c.rules[Rule.reuse_unpublished_first]
+        if published:
+            to_front = not c.rules[Rule.keep_published_longest]
+        if to_front:
             insert_free(s, c, front, b)
             front += 1
         else:

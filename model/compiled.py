@@ -46,15 +46,17 @@ def next_token(tokens: list[int], alphabet: int) -> int:
     return 1 + (sum(tokens) + len(tokens)) % alphabet
 
 
+def _continued(prompt: tuple[int, ...], length: int, alphabet: int) -> tuple[int, ...]:
+    tokens = list(prompt)
+    while len(tokens) < length:
+        tokens.append(next_token(tokens, alphabet))
+    return tuple(tokens)
+
+
 def compile_scope(scope: Scope) -> Compiled:
     """Number the prefixes that can occur and lay out the records."""
     length = scope.max_model_len + (scope.num_speculative_tokens + 1) * (scope.depth + 1) + 2
-    tokens: list[tuple[int, ...]] = []
-    for request in scope.requests:
-        line = list(request.prompt)
-        while len(line) < length:
-            line.append(next_token(line, scope.alphabet))
-        tokens.append(tuple(line))
+    tokens = [_continued(request.prompt, length, scope.alphabet) for request in scope.requests]
 
     codes: dict[tuple[str, tuple[int, ...]], int] = {}
     hash_codes: dict[tuple[str, tuple[int, ...]], int] = {}

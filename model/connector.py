@@ -75,7 +75,7 @@ def request_blocks_can_be_freed(s, c, r):
 
 @kernel
 def free_request_blocks(s, c, e, r):
-    """Return the request's blocks, behind a fence if a step may write them (Scheduler, same name)."""
+    """Return the request's blocks, behind a fence where needed (Scheduler, same name)."""
     if request_blocks_can_be_freed(s, c, r) or not c.rules[Rule.fence_in_flight_frees]:
         kv_cache.free(s, c, e, r)
         return

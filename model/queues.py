@@ -54,7 +54,7 @@ def remove_request(queue, length, r):
 
 @kernel
 def comes_before(c, a, b):
-    """Whether request a is served before b under the priority policy (vllm/v1/request.py, __lt__)."""
+    """Whether a is served before b under the priority policy (vllm/v1/request.py, __lt__)."""
     if c.priority[a] != c.priority[b]:
         return c.priority[a] < c.priority[b]
     if c.arrival[a] != c.arrival[b]:
@@ -80,7 +80,7 @@ def add_request(c, queue, length, r):
 
 @kernel
 def prepend_request(c, queue, length, r):
-    """Put request r first; a priority queue has no front and sorts it in. Returns the new length."""
+    """Put request r first (a priority queue sorts it in); returns the new length."""
     if c.priority_policy:
         return _insert_sorted(c, queue, length, r)
     return insert(queue, length, 0, r)

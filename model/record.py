@@ -187,7 +187,7 @@ def _unbox_record(typ: Any, obj: Any, c: Any) -> NativeValue:
 class _RecordAttributes(AttributeTemplate):
     key = RecordType
 
-    def generic_resolve(self, typ: RecordType, attr: str) -> Any:
+    def generic_resolve(self, typ: RecordType, attr: str) -> Any:  # type: ignore[override]
         schema = _SCHEMAS[typ.schema]
         index = schema.index.get(attr)
         if index is None:
@@ -243,7 +243,9 @@ def _set_attribute(context: Any, builder: Any, sig: Any, args: Any, attr: str) -
 def _index_types(typ: Any, index: Any) -> Any:
     """Types of the indices, or None where they do not fit the field."""
     dims = len(_SCHEMAS[typ.schema].fields[typ.index].dims)
-    parts = tuple(index.types) if isinstance(index, types.BaseTuple) else (index,)
+    parts: tuple[Any, ...] = (index,)
+    if isinstance(index, types.BaseTuple):
+        parts = tuple(index.types)  # type: ignore[attr-defined]
     whole = (types.Integer, types.IntEnumMember, types.Boolean)
     if len(parts) != dims or not all(isinstance(part, whole) for part in parts):
         return None
@@ -314,12 +316,13 @@ def _at_compiled(typingctx: Any, record: Any, rows: Any, i: Any) -> Any:
 
 def at(record: Record, rows: Words, i: int) -> Record:
     """The record over row `i` of `rows` (uint64, (n, words), C order), laid out like `record`."""
-    return record.layout.read(rows[i])
+    found: Record = record.layout.read(rows[i])
+    return found
 
 
 @overload(at)
 def _at_overload(record: Any, rows: Any, i: Any) -> Any:
     def compiled(record: Any, rows: Any, i: Any) -> Any:
-        return _at_compiled(record, rows, i)
+        return _at_compiled(record, rows, i)  # type: ignore[call-arg]
 
     return compiled

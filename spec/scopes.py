@@ -269,6 +269,20 @@ IN_FLIGHT = (
         max_model_len=6,
     ),
     Scope(
+        name="sync-loads",
+        about="loads that the step itself waits for, of whole blocks and of a part of one",
+        async_scheduling=True,
+        kv_role="kv_consumer",
+        requests=(
+            _R(prompt=(1, 1, 2), max_tokens=3, may_abort=True, external=_E(2, is_async=False)),
+            _R(prompt=(1, 1, 2, 1), max_tokens=2, may_abort=True, external=_E(3, is_async=False)),
+            _R(prompt=(2, 1, 1), max_tokens=2, may_stop=True),
+        ),
+        num_blocks=5,
+        max_num_batched_tokens=4,
+        max_model_len=6,
+    ),
+    Scope(
         name="producer",
         about="a KV producer: blocks of finished requests are sent before they are freed",
         async_scheduling=True,

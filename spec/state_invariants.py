@@ -191,11 +191,12 @@ def queue_status_agree(s, c, e):
         if status == Status.RUNNING:
             if running != 1 or waiting + holding != 0:
                 return BROKEN
-        elif running != 0 or waiting + holding != 1:
-            return BROKEN
-        elif status == Status.WAITING_FOR_REMOTE_KVS and holding != 1:
-            return BROKEN
-        elif s.num_blocks[r] > 0 and holding != 1:
+        elif (
+            running != 0
+            or waiting + holding != 1
+            or (status == Status.WAITING_FOR_REMOTE_KVS and holding != 1)
+            or (s.num_blocks[r] > 0 and holding != 1)
+        ):
             return BROKEN
     return HOLDS if tested else VACUOUS
 

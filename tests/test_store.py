@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from kvproof import store
-from model import jit
 from kvproof.store import Store, fingerprint
 from kvproof.system import Words
+from model import jit
 
 ROOT = Path(__file__).resolve().parent.parent
 INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"

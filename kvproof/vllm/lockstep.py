@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from kvproof.vllm.client import Client
-from kvproof.vllm.environment import DEFAULT_VERSION
 from numpy.typing import NDArray
 
 from kvproof.actions import Action, enabled_codes, name_action
@@ -23,6 +21,8 @@ from kvproof.explore import Result, explore
 from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import Trace, from_codes
 from kvproof.vllm import observation, protocol
+from kvproof.vllm.client import Client
+from kvproof.vllm.environment import DEFAULT_VERSION
 from model import engine
 from model.compiled import Compiled, compile_scope
 from model.record import Record
@@ -216,6 +216,4 @@ def lockstep_scope(
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Search a scope to the end and replay all of its transitions on the real classes."""
-    return lockstep(
-        scope, explore(SchedulerSystem(scope)), version=version, progress=progress
-    )
+    return lockstep(scope, explore(SchedulerSystem(scope)), version=version, progress=progress)

@@ -1,0 +1,26 @@
+"""States and transitions of each named scope: a change of the model shows here first."""
+
+PINNED = {
+    "two-equal": (29, 36),
+    "shared-prefix": (17_812, 45_084),
+    "priorities": (14_242, 30_334),
+    "block-size-1": (15_557, 33_073),
+    "reset-running": (1_639, 4_530),
+    "chunks": (12_918, 26_987),
+    "pause": (2_343, 8_428),
+    "salted": (13_939, 28_321),
+    "crowd": (1_453_973, 4_306_602),
+    "async": (10_288, 20_217),
+    "async-priority": (10_679, 19_133),
+    "async-reset": (1_106, 2_659),
+    "depth-3": (46_727, 84_349),
+    "pipeline": (44_691, 84_137),
+    "drafts": (1_340, 3_476),
+    "draft-model": (359, 772),
+    "async-drafts": (904, 1_851),
+    "consumer": (18_666, 43_129),
+    "sync-loads": (2_799, 4_775),
+    "producer": (9_159, 17_417),
+    "failing-loads": (1_345, 2_994),
+    "fatal-loads": (1_871, 3_980),
+}
