@@ -22,10 +22,12 @@ from kvproof.docs import write_docs
 from kvproof.explore import Progress
 from kvproof.render import render
 from kvproof.trace import Trace, TraceError, load, replay, save
-from kvproof.vllm.environment import DEFAULT_VERSION
+from kvproof.vllm.client import DriverError
+from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
 from kvproof.vllm.lockstep import lockstep_scope
 from model.jit import compiling
 from spec.invariants import INVARIANTS
+from spec.rules import RULES
 from spec.scope import Scope, ScopeError, load_scope
 from spec.scopes import LOCKSTEP, SCOPES
 
@@ -225,6 +227,20 @@ def invariants_command(as_json: Json = False) -> None:
         out.print(f"[bold]{invariant.id.name}[/bold] ({invariant.kind})  {invariant.statement}")
 
 
+@app.command(name="rules")
+def rules_command(as_json: Json = False) -> None:
+    """List the rules: the guards of vLLM that a scope may switch off."""
+    if as_json:
+        rows = [
+            {"rule": i.rule.name, "requires": i.requires, "where": i.where, "reports": i.reports}
+            for i in RULES
+        ]
+        print(json.dumps(rows, indent=1))
+        return
+    for info in RULES:
+        out.print(f"[bold]{info.rule.name}[/bold]  {info.requires}")
+
+
 @app.command(name="docs")
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
@@ -322,6 +338,6 @@ def main() -> None:
     """Run the command line; mistakes of use end with exit code 2 and one line on stderr."""
     try:
         app()
-    except (UsageError, ScopeError, TraceError) as error:
+    except (UsageError, ScopeError, TraceError, MissingEnvironment, DriverError) as error:
         err.print(f"kvproof: {error}", markup=False)
         sys.exit(USAGE)

@@ -110,7 +110,7 @@ def _prefetch_line(_context: Any, array: Any, index: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         line = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
         flag = ir.IntType(32)
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        function = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [line.type, flag, flag, flag]),
             "llvm.prefetch.p0",

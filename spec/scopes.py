@@ -34,7 +34,7 @@ SYNCHRONOUS = (
     ),
     Scope(
         name="priorities",
-        about="four requests of three priorities, a budget of 3: victims that stand before the cursor",
+        about="four requests of three priorities and a budget of 3: victims before the cursor",
         policy="priority",
         max_num_seqs=3,
         requests=(

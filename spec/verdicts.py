@@ -11,6 +11,7 @@ BROKEN = 2
 
 @kernel
 def verdict(holds):
+    """HOLDS or BROKEN."""
     return HOLDS if holds else BROKEN
 
 

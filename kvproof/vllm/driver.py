@@ -119,6 +119,7 @@ def build_config(scope: dict[str, Any]) -> VllmConfig:
         is_encoder_decoder=False,
         multimodal_config=None,
         return_sampling_mask=False,
+        runner_type="generate",
         supports_multimodal_inputs=False,
         uses_mrope=False,
     )
@@ -311,9 +312,11 @@ class Engine:
         names = self._names
         transfers = None
         if recved or sent or invalid:
+            # Ordered, where vLLM has sets: it frees in the order of iteration, which would
+            # otherwise follow the hash seed.
             transfers = KVConnectorOutput(
-                finished_recving={names[r] for r in recved},
-                finished_sending={names[r] for r in sent},
+                finished_recving=dict.fromkeys(names[r] for r in recved),
+                finished_sending=dict.fromkeys(names[r] for r in sent),
                 invalid_block_ids=set(invalid),
             )
         scheduled = [names[r] for r, _ in step.order]
