@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from checks.pinned import PINNED
+from checks.pinned import PINNED, WITHOUT_RENAMING
 from kvproof.check import check
 from model.state import Branch
 from spec.invariants import Id
@@ -25,6 +25,14 @@ def test_every_reachable_state_is_right(name: str, measured: Callable[[str], Non
     assert done.trace is None, f"broken: {done.trace.broken}"
     assert result.outcome == "holds"
     assert (result.states, result.transitions) == PINNED[name]
+
+
+@pytest.mark.parametrize("name", WITHOUT_RENAMING)
+def test_renaming_blocks_changes_no_verdict(name: str) -> None:
+    result = check(SCOPES[name], rename=False).result
+    assert result.outcome == "holds"
+    assert (result.states, result.transitions) == WITHOUT_RENAMING[name]
+    assert result.states >= PINNED[name][0]
 
 
 # A failed synchronous load breaks PublishedSound: the scopes of docs/findings.md take it.

@@ -89,6 +89,16 @@ def _progress_line(name: str) -> Iterator[Any]:
         yield show
 
 
+@contextmanager
+def _status_line() -> Iterator[Any]:
+    """Show how much is done on stderr while it is being done; nothing where it is no terminal."""
+    if not err.is_terminal:
+        yield None
+        return
+    with Live(console=err, transient=True, refresh_per_second=10) as live:
+        yield lambda done, total: live.update(Text(f"{done:,} of {total:,} ({done / total:.0%})"))
+
+
 def _as_json(done: Check) -> dict[str, Any]:
     result = done.result
     trace = done.trace
@@ -287,7 +297,8 @@ def lockstep_command(
     with _telling_of_compilation():
         for name in scopes or LOCKSTEP:
             scope = find_scope(name)
-            report = lockstep_scope(scope, version=version)
+            with _status_line() as show:
+                report = lockstep_scope(scope, version=version, progress=show)
             reports.append(report)
             if not as_json:
                 verdict = "equal" if report.difference is None else "DIFFERENT"
