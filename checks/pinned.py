@@ -18,11 +18,11 @@ PINNED = {
     "drafts": (1_340, 3_476),
     "draft-model": (359, 772),
     "async-drafts": (904, 1_851),
-    "consumer": (18_666, 43_129),
+    "consumer": (18_666, 50_582),
     "sync-loads": (2_799, 4_775),
-    "producer": (9_159, 17_417),
-    "failing-loads": (1_345, 2_994),
-    "fatal-loads": (1_871, 3_980),
+    "producer": (9_159, 19_917),
+    "failing-loads": (1_345, 3_419),
+    "fatal-loads": (1_871, 5_498),
 }
 
 # The same without renaming blocks: what the reduction saves.
@@ -43,9 +43,9 @@ WITHOUT_RENAMING = {
     "drafts": (2_634, 6_247),
     "draft-model": (560, 1_133),
     "async-drafts": (1_136, 2_192),
-    "consumer": (54_836, 112_780),
+    "consumer": (54_836, 133_238),
     "sync-loads": (4_420, 6_978),
-    "producer": (17_483, 31_051),
-    "failing-loads": (3_374, 6_618),
-    "fatal-loads": (2_572, 5_191),
+    "producer": (17_483, 35_847),
+    "failing-loads": (3_374, 7_530),
+    "fatal-loads": (2_572, 7_213),
 }

@@ -158,6 +158,8 @@ def update_waiting_for_remote_kv(s, c, e, r):
             e.branches[Branch.load_failed_frees] += 1
         s.load_failed[r] = 0
     else:
+        if not c.rules[Rule.count_loaded_tokens_exactly]:
+            s.num_computed[r] = min(s.num_blocks[r] * c.block_size, s.num_tokens[r])
         kv_cache.cache_blocks(s, c, e, r, s.num_computed[r])
         e.branches[Branch.load_finished] += 1
     if s.num_computed[r] == s.num_tokens[r] and c.rules[Rule.recompute_last_loaded_token]:
@@ -298,6 +300,7 @@ def forget_request(s, c, r):
     s.stale[r] = 0
     s.drop_stale[r] = 0
     s.num_drafts[r] = 0
+    s.old_drafts[r] = 0
     s.prefill_chunk[r] = 0
     s.was_preempted[r] = 0
     s.last_seq[r] = 0

@@ -163,7 +163,8 @@ def enabled_actions(s, c, out):
                 out[n] = encode(Kind.ADD, r)
                 n += 1
     for r in range(c.num_requests):
-        if c.may_abort[r] and is_alive(s, r):
+        known = s.status[r] != Status.ABSENT and s.status[r] != Status.GONE
+        if c.may_abort[r] and known:
             out[n] = encode(Kind.ABORT, r)
             n += 1
     takes_step = top and scheduler.has_requests(s, c)
@@ -211,6 +212,7 @@ def begin_report(c, e):
     e.victim_rank_ok = 1
     e.victims_helped = 1
     e.passed_over = 0
+    e.old_drafts = 0
     e.num_skipped = 0
     e.num_skipped_holding = 0
     e.token_budget = 0
@@ -225,6 +227,8 @@ def begin_report(c, e):
         e.admitted[r] = 0
         e.adopted[r] = 0
         e.adoptable[r] = 0
+        e.held_back[r] = 0
+        e.fits[r] = 0
         e.sync_load[r] = 0
         e.sync_load_start[r] = 0
         e.new_load[r] = 0
@@ -279,6 +283,7 @@ def _drafts(s, c, choice):
     for r in range(c.num_requests):
         if s.drafting[r]:
             s.num_drafts[r] = choice % (c.num_spec_tokens + 1)
+            s.old_drafts[r] = 1 if s.prefill_chunk[r] and s.num_drafts[r] > 0 else 0
             choice //= c.num_spec_tokens + 1
             s.drafting[r] = 0
     s.phase = Phase.TOP

@@ -94,6 +94,8 @@ def preempt_request(s, c, e, r, drop_stale_output):
         s.num_computed[r] = 0
     if c.rules[Rule.forget_victim_drafts]:
         s.num_drafts[r] = 0
+    elif s.num_drafts[r] > 0:
+        s.old_drafts[r] = 1
     keep_dropping = s.drop_stale[r] != 0 and s.stale[r] > 0
     s.drop_stale[r] = 1 if drop_stale_output or keep_dropping else 0
     s.stale[r] = s.in_flight[r]
@@ -137,6 +139,7 @@ def _schedule_running(s, c, e, long_prefill_threshold):
                 certain -= s.placeholders[r] - 1
             if certain >= c.prompt_len[r] + c.max_tokens[r]:
                 e.branches[Branch.running_certain_to_finish] += 1
+                e.held_back[r] = 1
                 place += 1
                 continue
         if s.decode_wait[r] > 0:
@@ -222,8 +225,11 @@ def _schedule_running(s, c, e, long_prefill_threshold):
             drafts = tokens + s.num_computed[r] - s.num_tokens[r] - s.placeholders[r]
             if drafts > 0:
                 e.drafts[r] = min(drafts, s.num_drafts[r])
+                if s.old_drafts[r]:
+                    e.old_drafts = r + 1
                 e.branches[Branch.running_drafts_scheduled] += 1
             s.num_drafts[r] = 0
+            s.old_drafts[r] = 0
     for i in range(min(place, s.num_running)):
         if not e.visited[s.running[i] - 1]:
             e.passed_over = s.running[i]
@@ -380,6 +386,8 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
         if c.connector:
             connector.update_state_after_alloc(s, c, e, r, num_local, num_external, load_async)
         if fresh:
+            rest = kv_cache.cdiv(min(s.num_tokens[r], c.max_model_len), c.block_size)
+            e.fits[r] = 1 if rest - s.num_blocks[r] <= s.num_free else 0
             e.adopted[r] = num_hits
             e.adoptable[r] = adoptable
             if num_hits > 0:
@@ -573,7 +581,8 @@ def finish_request(s, c, e, r, status):
 def _update_request_with_output(s, c, e, r, sampled):
     """Append sampled tokens until one stops the request; returns how many were appended."""
     for k in range(sampled):
-        if e.position[r] + k != s.num_tokens[r] and s.wrong_output == 0:
+        out_of_place = e.position[r] + k != s.num_tokens[r]
+        if (out_of_place or connector.is_finished(s.status[r])) and s.wrong_output == 0:
             s.wrong_output = r + 1
         s.num_tokens[r] += 1
         stopped = check_stop(s, c, r, e.stop_at[r] == k + 1)

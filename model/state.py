@@ -188,6 +188,7 @@ STATE = Schema(
         _field("inflight_prefill", "R", "member of _inflight_prefills"),
         _field("finished_note", "R", "member of finished_req_ids"),
         _field("preempted_note", "R", "member of reset_preempted_req_ids"),
+        _field("old_drafts", "R", "its drafts do not follow its last token"),
         _field("drafting", "R", "its drafts are due in phase DRAFTS"),
         _field("load", "R", "Load of the asynchronous load"),
         _field("load_start", "R", "first token of the load"),
@@ -309,6 +310,11 @@ REPORT = Schema(
         _field("skipped", "R", "those without blocks"),
         _field("num_skipped_holding", "", ""),
         _field("skipped_holding", "R", "those with blocks"),
+        _field(
+            "old_drafts", "", "1 + a request whose scheduled drafts do not follow its last token"
+        ),
+        _field("held_back", "R", "not scheduled since it is certain to reach max_tokens"),
+        _field("fits", "R", "an admission left room for the rest of its known sequence"),
         _field("delivered", "R", "tokens delivered"),
         _field("finished", "R", "Status it finished with"),
         _field("reset_ok", "", "what reset_prefix_cache returned"),

@@ -40,6 +40,10 @@ class Id(IntEnum):
     HitMaximal = 18
     LeastRecentlyFreed = 19
     ResetSound = 20
+    NoWastedStep = 21
+    NoStall = 22
+    HandOver = 23
+    AdmissionFits = 24
 
 
 @kernel
@@ -85,6 +89,10 @@ def check_step(before, s, c, e, action):
         e, Id.LeastRecentlyFreed, step_invariants.least_recently_freed(before, s, c, e, kind)
     )
     broken |= _note(e, Id.ResetSound, step_invariants.reset_sound(before, s, c, e, kind))
+    broken |= _note(e, Id.NoWastedStep, step_invariants.no_wasted_step(before, s, c, e, kind))
+    broken |= _note(e, Id.NoStall, step_invariants.no_stall(before, s, c, e, kind))
+    broken |= _note(e, Id.HandOver, step_invariants.hand_over(before, s, c, e, kind))
+    broken |= _note(e, Id.AdmissionFits, step_invariants.admission_fits(before, s, c, e, kind))
     return broken
 
 
@@ -270,11 +278,16 @@ INVARIANTS = (
     Invariant(
         Id.ScheduleSet,
         "step",
-        "The scheduled requests run, no victim is among them, and no running request is jumped "
-        "over because the list shifted.",
+        "The scheduled requests run, no victim is among them, no running request is jumped over "
+        "because the list shifted, and every scheduled draft follows its request's last token.",
         "A victim in the output computes into blocks that it has given back.",
         f"{_SCHEDULER}: schedule, the priority branch of the preemption",
-        (Rule.drop_victim_from_step, Rule.step_back_cursor_after_victim),
+        (
+            Rule.drop_victim_from_step,
+            Rule.step_back_cursor_after_victim,
+            Rule.forget_victim_drafts,
+            Rule.ignore_drafts_of_prefill_chunks,
+        ),
     ),
     Invariant(
         Id.VictimFreeable,
@@ -337,5 +350,45 @@ INVARIANTS = (
         "A reset follows a change of weights: an older hit is KV of another model.",
         f"{_POOL}: reset_prefix_cache",
         (Rule.reset_only_unused_pool, Rule.clear_hashes_on_reset),
+    ),
+    Invariant(
+        Id.NoWastedStep,
+        "step",
+        "A running request is left out for the sake of max_tokens exactly if the steps in flight "
+        "are certain to bring it there, every draft rejected.",
+        "A step too many computes for nothing; one too few idles the device at every end.",
+        f"{_SCHEDULER}: schedule",
+        (Rule.stop_scheduling_at_max_tokens, Rule.count_only_certain_tokens),
+    ),
+    Invariant(
+        Id.NoStall,
+        "step",
+        "While a request waits, runs or is held the engine has a reason to step; and if nothing "
+        "runs, nothing is in flight and no transfer is under way, a call of schedule that has "
+        "requests waiting schedules something.",
+        "Otherwise nothing moves ever again: the engine looks healthy and admits nobody.",
+        f"{_SCHEDULER}: has_requests, schedule, _inflight_prefill_reserved_blocks",
+        (
+            Rule.reserve_for_inflight_prefills,
+            Rule.drain_block_holders_first,
+            Rule.stay_awake_for_delayed_frees,
+        ),
+    ),
+    Invariant(
+        Id.HandOver,
+        "step",
+        "A request that must hand over its KV still has its blocks when it finishes by itself.",
+        "The other side waits for KV that a preemption has already given away.",
+        f"{_SCHEDULER}: _preempt_request drops the output in flight of producers",
+        (Rule.drop_stale_output_of_producers,),
+    ),
+    Invariant(
+        Id.AdmissionFits,
+        "step",
+        "With scheduler_reserve_full_isl an admission leaves room for the rest of its known "
+        "sequence.",
+        "An admission that fits by its first chunk only is preempted later, again and again.",
+        f"{_MANAGER}: allocate_slots, full_sequence_must_fit",
+        (Rule.reserve_full_sequence,),
     ),
 )

@@ -68,6 +68,7 @@ class Rule(IntEnum):
     drop_stale_output_of_producers = 56
     stay_awake_for_delayed_frees = 57
     drop_hit_before_drafting_head = 58
+    count_loaded_tokens_exactly = 59
 
 
 @dataclass(frozen=True)
@@ -423,5 +424,11 @@ RULES = (
         Rule.drop_hit_before_drafting_head,
         "Where a drafting head needs it, the last hit block is computed again.",
         f"{_TYPE}: FullAttentionManager.find_longest_cache_hit",
+    ),
+    RuleInfo(
+        Rule.count_loaded_tokens_exactly,
+        "A load that ends inside a block counts its tokens, not its blocks.",
+        f"{_SCHEDULER}: schedule, _update_waiting_for_remote_kv",
+        ("vllm#34616",),
     ),
 )

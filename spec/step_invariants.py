@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from model import engine
+from model import engine, scheduler
 from model.block_pool import find_free
 from model.jit import kernel
 from model.queues import find
-from model.state import Status
+from model.state import Load, Pause, Phase, Status
 from spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
 
 
@@ -43,7 +43,7 @@ def schedule_set(before, s, c, e, kind):
     for k in range(e.num_victims):
         if e.scheduled[e.victims[k] - 1] > 0:
             return BROKEN
-    return verdict(e.passed_over == 0)
+    return verdict(e.passed_over == 0 and e.old_drafts == 0)
 
 
 @kernel
@@ -175,3 +175,77 @@ def reset_sound(before, s, c, e, kind):
         if s.block_hash[b] or s.ref_cnt[b]:
             return BROKEN
     return HOLDS
+
+
+@kernel
+def no_wasted_step(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE or not c.async_scheduling:
+        return VACUOUS
+    tested = False
+    for r in range(c.num_requests):
+        if before.status[r] != Status.RUNNING or before.placeholders[r] == 0:
+            continue
+        certain = before.num_tokens[r]
+        for d in range(before.num_steps):
+            if before.step_samples[d, r] and not before.step_stale[d, r]:
+                certain += 1
+        at_limit = certain >= c.prompt_len[r] + c.max_tokens[r]
+        if e.held_back[r] or (e.scheduled[r] > 0 and e.admitted[r] == 0):
+            tested = True
+            if at_limit != (e.held_back[r] == 1):
+                return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def no_stall(before, s, c, e, kind):
+    if s.assertion or s.pause != Pause.UNPAUSED or s.num_steps > 1:
+        return VACUOUS
+    moving = False
+    pending = False
+    for r in range(c.num_requests):
+        if s.load[r] or s.sending[r]:
+            moving = True
+        if s.status[r] != Status.ABSENT and s.status[r] != Status.GONE:
+            pending = True
+    if s.phase == Phase.TOP and s.num_steps == 0:
+        return verdict(scheduler.has_requests(s, c)) if pending else VACUOUS
+    idle_before = before.num_running == 0 and before.num_steps == 0
+    waits = before.num_waiting + before.num_kv_holding > 0
+    if kind != engine.Kind.SCHEDULE or not idle_before or not waits or moving:
+        return VACUOUS
+    for r in range(c.num_requests):
+        asked = s.asks_left[r] != before.asks_left[r]
+        if e.scheduled[r] > 0 or asked or before.load[r] == Load.PENDING:
+            return HOLDS
+    return BROKEN
+
+
+@kernel
+def hand_over(before, s, c, e, kind):
+    tested = False
+    if not c.requires_kv_delivery:
+        return VACUOUS
+    for r in range(c.num_requests):
+        by_itself = (
+            e.finished[r] == Status.FINISHED_STOPPED
+            or e.finished[r] == Status.FINISHED_LENGTH_CAPPED
+        )
+        if by_itself and c.delay_free[r]:
+            tested = True
+            if s.sending[r] != 1 or s.num_blocks[r] == 0:
+                return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def admission_fits(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE or not c.reserve_full_isl:
+        return VACUOUS
+    tested = False
+    for r in range(c.num_requests):
+        if (e.admitted[r] or e.new_load[r]) and before.num_computed[r] == 0:
+            tested = True
+            if not e.fits[r]:
+                return BROKEN
+    return HOLDS if tested else VACUOUS
