@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvproof.explore import Progress, Result, explore
 from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import Trace, from_codes
+from spec.invariants import Id
 from spec.scope import Scope
 
 EXIT_CODES = {"holds": 0, "violated": 1, "bounded": 3}
@@ -51,10 +52,11 @@ def check(
     limits: Limits = Limits(),
     *,
     rename: bool = True,
+    ignore: frozenset[Id] = frozenset(),
     progress: Callable[[Progress], None] | None = None,
 ) -> Check:
-    """Search a scope exhaustively within the limits; `rename` switches the renaming of blocks."""
-    system = SchedulerSystem(scope, rename=rename)
+    """Search a scope exhaustively within the limits (`rename`, `ignore`: see SchedulerSystem)."""
+    system = SchedulerSystem(scope, rename=rename, ignore=ignore)
     result = explore(
         system,
         max_states=limits.states,

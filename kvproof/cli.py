@@ -20,12 +20,14 @@ from kvproof import __version__
 from kvproof.check import Check, Limits, check, exit_code
 from kvproof.docs import write_docs
 from kvproof.explore import Progress
+from kvproof.findings import write_findings
 from kvproof.render import render
 from kvproof.trace import Trace, TraceError, load, replay, save
 from kvproof.vllm.client import DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
 from kvproof.vllm.lockstep import lockstep_scope
 from model.jit import compiling
+from spec.findings import FINDINGS
 from spec.invariants import INVARIANTS
 from spec.rules import RULES
 from spec.scope import Scope, ScopeError, load_scope
@@ -251,13 +253,28 @@ def rules_command(as_json: Json = False) -> None:
         out.print(f"[bold]{info.rule.name}[/bold]  {info.requires}")
 
 
+@app.command(name="findings")
+def findings_command(as_json: Json = False) -> None:
+    """List the open findings on vLLM 0.31.0."""
+    if as_json:
+        rows = [
+            {"id": f.id, "title": f.title, "broken": f.broken.name, "reachable": f.reachable}
+            for f in FINDINGS
+        ]
+        print(json.dumps(rows, indent=1))
+        return
+    for finding in FINDINGS:
+        out.print(f"[bold]{finding.id}[/bold] ({finding.broken.name})  {finding.title}")
+
+
 @app.command(name="docs")
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
 ) -> None:
-    """Write the generated pages of the documentation anew."""
-    for path in write_docs(folder):
-        out.print(str(path))
+    """Write the generated pages and the traces of the findings anew."""
+    with _telling_of_compilation():
+        for path in [*write_findings(), *write_docs(folder)]:
+            out.print(str(path))
 
 
 def _replay_json(trace: Trace) -> list[dict[str, Any]]:

@@ -53,9 +53,18 @@ def _check(rows, like, c, e, broken):
 
 
 class SchedulerSystem:
-    """One scope's model; `rename` switches the canonical renaming of blocks (see symmetry)."""
+    """One scope's model; `rename` switches the canonical renaming of blocks (see symmetry).
 
-    def __init__(self, scope: Scope | Compiled, *, rename: bool = True) -> None:
+    Invariants in `ignore` are not looked at: the search goes on past a known violation.
+    """
+
+    def __init__(
+        self,
+        scope: Scope | Compiled,
+        *,
+        rename: bool = True,
+        ignore: frozenset[invariants.Id] = frozenset(),
+    ) -> None:
         self.compiled = scope if isinstance(scope, Compiled) else compile_scope(scope)
         self.scope = self.compiled.scope
         self.rename = rename
@@ -63,6 +72,7 @@ class SchedulerSystem:
         self.words = self.compiled.state.words
         self.max_successors = max_actions(self.scope)
         self.invariants = tuple(identity.name for identity in invariants.Id)
+        self._looked_at = np.uint64(sum(1 << i for i in invariants.Id if i not in ignore))
         self._report = self.compiled.new_report()
         self._like = self.compiled.state.new()
         self._actions: NDArray[np.int32] = np.zeros(self.max_successors, np.int32)
@@ -92,12 +102,14 @@ class SchedulerSystem:
             out.broken,
             self._kinds,
         )
+        out.broken[:count] &= self._looked_at
         self._flush()
         return int(count)
 
     def check(self, rows: Words, broken: Words) -> None:
         """The state invariants that each row breaks."""
         _check(rows, self._like, self.compiled.c, self._report, broken)
+        broken &= self._looked_at
         self._flush()
 
     def describe(self, action: int) -> str:

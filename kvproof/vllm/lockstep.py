@@ -60,7 +60,7 @@ class Report:
 
 
 @dataclass
-class _Expected:
+class Expected:
     """One operation under way: the run it ends, and what the model says of it."""
 
     codes: tuple[int, ...]
@@ -87,7 +87,7 @@ class _Walk:
         self.children = children
         self.transitions = 0
 
-    def operations(self) -> Iterator[tuple[list[Any], _Expected | None]]:
+    def operations(self) -> Iterator[tuple[list[Any], Expected | None]]:
         yield ["new", observation.scope_values(self.compiled.scope)], None
         stack = [self._visit(0, self.compiled.initial(), ())]
         while stack:
@@ -118,9 +118,9 @@ class _Walk:
 
     def _compare(
         self, before: Record, after: Record, action: Action, report: Record, codes: tuple[int, ...]
-    ) -> tuple[list[Any], _Expected]:
+    ) -> tuple[list[Any], Expected]:
         compiled = self.compiled
-        return observation.operation(compiled, before, action, report), _Expected(
+        return observation.operation(compiled, before, action, report), Expected(
             codes=codes,
             result=observation.expected_result(compiled, before, after, action, report),
             observation=observation.observe(compiled, after),
@@ -128,7 +128,7 @@ class _Walk:
         )
 
 
-def compare(expected: _Expected, answer: Any) -> tuple[tuple[str, Any, Any], ...]:
+def compare(expected: Expected, answer: Any) -> tuple[tuple[str, Any, Any], ...]:
     """The fields in which the real side's answer differs from the model's."""
     result, seen = answer
     if isinstance(result, list) and result and result[0] in ("error", "skipped"):
@@ -163,9 +163,9 @@ def lockstep(
     shortest: Difference | None = None
     differences = 0
     with Client(version) as client:
-        pending: list[list[_Expected | None]] = []
+        pending: list[list[Expected | None]] = []
         batch: list[list[Any]] = []
-        awaited: list[_Expected | None] = []
+        awaited: list[Expected | None] = []
 
         def collect() -> None:
             nonlocal shortest, differences

@@ -1,0 +1,47 @@
+"""Open findings on vLLM 0.31.0: expected to fail, with their traces, on the real classes too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checks.test_lockstep import VERSION, needs_vllm
+from kvproof.findings import FOLDER, find
+from kvproof.trace import load
+from kvproof.vllm.client import Client
+from kvproof.vllm.replay import replay_on_vllm
+from spec.findings import FINDINGS, Finding
+from spec.invariants import Id
+
+ROOT = Path(__file__).parent.parent
+each = pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Client]:
+    with Client(VERSION) as client:
+        yield client
+
+
+@each
+def test_a_finding_is_still_made_by_its_recorded_shortest_run(
+    finding: Finding, measured: Callable[[str], None]
+) -> None:
+    trace = find(finding)
+    measured(f"finding    {finding.id}: {finding.broken.name}, {len(trace.actions)} actions")
+    assert trace == load(ROOT / FOLDER / f"{finding.id}.json"), "run `kvproof docs`"
+
+
+@needs_vllm
+@each
+def test_vllm_does_what_the_finding_says(finding: Finding, vllm: Client) -> None:
+    answer = replay_on_vllm(load(ROOT / FOLDER / f"{finding.id}.json"), vllm)
+    assert answer.fields == ()
+    assert (answer.error is not None) == (finding.broken is Id.NoAssertion)
+
+
+def test_every_recorded_finding_is_registered() -> None:
+    recorded = {path.stem for path in (ROOT / FOLDER).glob("*.json")}
+    assert recorded == {finding.id for finding in FINDINGS}

@@ -1,0 +1,59 @@
+"""One trace on the real classes: is what the model shows a fact about vLLM?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvproof.trace import Moment, Trace, replay
+from kvproof.vllm import observation
+from kvproof.vllm.client import Client
+from kvproof.vllm.lockstep import Expected, compare
+from model.compiled import compile_scope
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What vLLM did: the first action that differs (0: none) with its fields, and what it raised.
+
+    `error` is [exception, message, place] where the last action raised, as the model says.
+    """
+
+    differs_at: int
+    fields: tuple[tuple[str, Any, Any], ...]
+    error: tuple[str, ...] | None
+    moments: tuple[Moment, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether vLLM did at every action what the model says."""
+        return not self.fields
+
+
+def replay_on_vllm(trace: Trace, client: Client) -> Replay:
+    """Run a trace's actions on both sides and compare after each."""
+    compiled = compile_scope(trace.scope)
+    moments = tuple(replay(trace))
+    batch: list[list[Any]] = [["new", observation.scope_values(trace.scope)]]
+    awaited = []
+    for moment in moments:
+        before, after, report = moment.before, moment.after, moment.report
+        action = moment.action
+        batch.append(observation.operation(compiled, before, action, report))
+        awaited.append(
+            Expected(
+                codes=(),
+                result=observation.expected_result(compiled, before, after, action, report),
+                observation=observation.observe(compiled, after),
+                asserts=bool(after.assertion),
+            )
+        )
+    answers = client.run(batch)[1:]
+    for moment, expected, answer in zip(moments, awaited, answers, strict=True):
+        fields = compare(expected, answer)
+        if fields:
+            return Replay(moment.number, fields, None, moments)
+        result = answer[0]
+        if expected.asserts:
+            return Replay(0, (), tuple(result[1:]), moments)
+    return Replay(0, (), None, moments)

@@ -1,0 +1,296 @@
+"""Open findings: what the checker finds on vLLM 0.31.0 with every rule on.
+
+Each is expected to fail, with its trace in counterexamples/findings/. A check fails if one
+disappears unnoticed, and replays each on the real classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spec.invariants import Id
+from spec.scope import External, RequestSpec, Scope
+
+_R = RequestSpec
+_E = External
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding: where it shows, what falls, who can meet it, and what would mend it.
+
+    The search for it passes over the invariants in `past`: they fall earlier, as another finding.
+    """
+
+    id: str
+    title: str
+    scope: Scope
+    broken: Id
+    where: str
+    account: str
+    reachable: str
+    mend: str
+    past: tuple[Id, ...] = ()
+
+
+_SCHEDULER = "vllm/v1/core/sched/scheduler.py"
+
+FINDINGS = (
+    Finding(
+        id="padding-over-threshold",
+        title="An admitted decode is padded past the long-prefill threshold: the engine dies",
+        scope=Scope(
+            name="padding-over-threshold",
+            num_speculative_tokens=1,
+            long_prefill_token_threshold=1,
+            requests=(
+                _R(prompt=(1, 2, 1), max_tokens=2),
+                _R(prompt=(1, 2, 1), max_tokens=2),
+            ),
+            num_blocks=6,
+            max_num_batched_tokens=4,
+            max_model_len=8,
+        ),
+        broken=Id.NoAssertion,
+        where=f"{_SCHEDULER}: schedule, the waiting part",
+        account="A waiting request with one token left to compute is padded to 1 + k tokens. The "
+        "long-prefill threshold then cuts it like a prefill, and the assertion that a padded "
+        "request still has 1 + k tokens fails after the request has been taken in.",
+        reachable="By configuration: speculative decoding with 0 < long_prefill_token_threshold "
+        "< 1 + k, which start-up accepts, and two requests, one of which hits all but its last "
+        "token or is resumed. The assertion ends the engine. Real thresholds are hundreds of "
+        "tokens, so nobody is likely to meet it by accident.",
+        mend="Pad after the threshold has been applied, or exempt padded requests from it, or "
+        "refuse such thresholds at start-up.",
+    ),
+    Finding(
+        id="sync-load-of-everything",
+        title="A synchronous connector that has the whole request leaves nothing to schedule",
+        scope=Scope(
+            name="sync-load-of-everything",
+            kv_role="kv_consumer",
+            requests=(_R(prompt=(1, 2, 1), max_tokens=2, external=_E(3, is_async=False)),),
+            num_blocks=4,
+            max_num_batched_tokens=4,
+            max_model_len=5,
+        ),
+        broken=Id.NoAssertion,
+        where=f"{_SCHEDULER}: schedule, the waiting part",
+        account="A local hit leaves the last token to compute, and so does an asynchronous load. "
+        "A synchronous load is taken at its word: if it covers every token, the number of new "
+        "tokens is 0 and the assertion that it is positive fails.",
+        reachable="By a connector that answers get_num_new_matched_tokens with all of the "
+        "request's tokens and no asynchronous load. Nothing in the interface forbids that; the "
+        "connectors in the tree hold one token back themselves. The assertion ends the engine.",
+        mend="Cap external hits at num_tokens - 1 where load_kv_async is false, as the local hit is.",
+    ),
+    Finding(
+        id="reset-while-loading",
+        title="A reset of running requests raises while a load holds blocks, after preempting all",
+        scope=Scope(
+            name="reset-while-loading",
+            kv_role="kv_consumer",
+            may_reset_running=True,
+            requests=(_R(prompt=(1, 2, 1), max_tokens=2, external=_E(2)),),
+            num_blocks=4,
+            max_num_batched_tokens=4,
+            max_model_len=5,
+        ),
+        broken=Id.NoAssertion,
+        where=f"{_SCHEDULER}: reset_prefix_cache",
+        account="Requests that wait for a remote load keep their blocks, so the pool is in use and "
+        "the reset fails with a RuntimeError. By then every running request has been preempted, "
+        "and its output in flight will be dropped.",
+        reachable="By any user of reset_prefix_cache(reset_running_requests=True) (a change of "
+        "weights) with an asynchronous KV consumer. vLLM's message says that it is not supported.",
+        mend="Look before preempting, and return False, so that the caller can try again.",
+    ),
+    Finding(
+        id="reset-behind-fence",
+        title="A reset of running requests raises when a step is in flight on a KV consumer",
+        scope=Scope(
+            name="reset-behind-fence",
+            kv_role="kv_consumer",
+            async_scheduling=True,
+            may_reset_running=True,
+            requests=(_R(prompt=(1, 2, 1), max_tokens=2),),
+            num_blocks=4,
+            max_num_batched_tokens=4,
+            max_model_len=5,
+        ),
+        broken=Id.NoAssertion,
+        where=f"{_SCHEDULER}: reset_prefix_cache, _free_request_blocks",
+        account="With defer_block_free the blocks of a preempted request go behind a fence while a "
+        "step that was dispatched may still write them. They are not free, so the reset that has "
+        "just preempted their owner finds the pool in use and raises RuntimeError. No load is "
+        "involved, though the message speaks of one.",
+        reachable="By any user of reset_prefix_cache(reset_running_requests=True) with a consumer "
+        "connector under asynchronous scheduling (the default) or pipeline parallelism while "
+        "anything runs. It is the normal case there, not a rare one.",
+        mend="Withdraw the hashes at once and let the fenced blocks come back on their own: what "
+        "counts for a reset is that nothing old can be hit. Or drain the steps first.",
+    ),
+    Finding(
+        id="failed-sync-load-stays-published",
+        title="Blocks of a failed synchronous load stay published with garbage in them",
+        scope=Scope(
+            name="failed-sync-load-stays-published",
+            kv_role="kv_consumer",
+            may_fail_loads=True,
+            requests=(_R(prompt=(1, 2, 1), max_tokens=2, external=_E(2, is_async=False)),),
+            num_blocks=4,
+            max_num_batched_tokens=4,
+            max_model_len=5,
+        ),
+        broken=Id.PublishedSound,
+        where=f"{_SCHEDULER}: _handle_invalid_blocks",
+        account="Blocks of a synchronous load are published at admission. When the load fails "
+        "under the recompute policy they are to be rewritten by their owner and stay published "
+        "until then: for as long as that takes, their hash promises KV that is not there.",
+        reachable="By a synchronous connector whose load fails, under the default policy. By "
+        "itself this hurts nobody; the next finding is what it leads to.",
+        mend="Withdraw the hashes of the invalid and later blocks, as the fail policy does.",
+    ),
+    Finding(
+        id="failed-sync-load-of-aborted-request",
+        title="Garbage of a failed synchronous load is served to others once its request is aborted",
+        scope=Scope(
+            name="failed-sync-load-of-aborted-request",
+            kv_role="kv_consumer",
+            kv_load_failure_policy="fail",
+            may_fail_loads=True,
+            requests=(
+                _R(
+                    prompt=(1, 2, 1),
+                    max_tokens=2,
+                    may_abort=True,
+                    external=_E(2, is_async=False),
+                ),
+                _R(prompt=(1, 2, 1), max_tokens=2),
+            ),
+            num_blocks=4,
+            max_num_batched_tokens=4,
+            max_model_len=5,
+        ),
+        broken=Id.ReadsCorrect,
+        past=(Id.PublishedSound,),
+        where=f"{_SCHEDULER}: _handle_invalid_blocks, update_from_output",
+        account="Only running requests are searched for invalid blocks. A client that aborts while "
+        "the step with the failed load is in flight takes its request out of the running list; "
+        "its blocks are in the free queue by then, published, and nobody withdraws their hashes. "
+        "The next request with the same prefix hits them and computes from garbage.",
+        reachable="By any user of a synchronous connector: one failed load and one abort in the "
+        "same step, under either policy. The output of another client's request is wrong, "
+        "silently, until the blocks are evicted.",
+        mend="Withdraw the hashes of all invalid blocks by their number, whoever holds them.",
+    ),
+    Finding(
+        id="failed-sync-load-read-before-rewritten",
+        title="A request hits blocks of a failed synchronous load before they are rewritten",
+        scope=Scope(
+            name="failed-sync-load-read-before-rewritten",
+            kv_role="kv_consumer",
+            may_fail_loads=True,
+            long_prefill_token_threshold=2,
+            requests=(
+                _R(prompt=(1, 2, 1, 2, 1), max_tokens=1, external=_E(4, is_async=False)),
+                _R(prompt=(1, 2, 1, 2, 1), max_tokens=1),
+            ),
+            num_blocks=7,
+            max_num_batched_tokens=4,
+            max_model_len=8,
+        ),
+        broken=Id.ReadsCorrect,
+        past=(Id.PublishedSound,),
+        where=f"{_SCHEDULER}: _handle_invalid_blocks",
+        account="Under the recompute policy the failed blocks stay published, for their owner is "
+        "to rewrite them before anybody reads. That is so only if it rewrites all of them in its "
+        "next step. Where it goes on in chunks, a request that arrives now hits blocks that the "
+        "owner has not come to, and its tokens are computed from garbage.",
+        reachable="By any user of a synchronous connector under the default policy: one failed "
+        "load of several blocks, chunked prefill, and a second request with the same prefix "
+        "within the next few steps. The wrong output is silent. Answers vllm#49250.",
+        mend="Withdraw the hashes of the invalid and later blocks, as the fail policy does.",
+    ),
+    Finding(
+        id="failed-sync-load-with-a-step-in-flight",
+        title="After a failed synchronous load the next step's output, made from garbage, is kept",
+        scope=Scope(
+            name="failed-sync-load-with-a-step-in-flight",
+            kv_role="kv_consumer",
+            may_fail_loads=True,
+            async_scheduling=True,
+            requests=(_R(prompt=(1, 2, 1), max_tokens=3, external=_E(2, is_async=False)),),
+            num_blocks=5,
+            max_num_batched_tokens=8,
+            max_model_len=8,
+        ),
+        broken=Id.OutputExact,
+        past=(Id.PublishedSound,),
+        where=f"{_SCHEDULER}: _update_requests_with_invalid_blocks, update_from_output",
+        account="The step with the failed load is not the last one in flight: under asynchronous "
+        "scheduling its successor has been dispatched on the same garbage. The output of the "
+        "failed step is skipped and the computed tokens are taken back, but not the placeholders, "
+        "and the successor's output is delivered as if nothing had happened: a token computed "
+        "from garbage, in the place of the one that was skipped.",
+        reachable="By any user of a synchronous connector under asynchronous scheduling, which is "
+        "the default, and the default policy: every failed load of a request that decodes. The "
+        "client gets wrong tokens.",
+        mend="Treat it as a preemption: mark what is in flight as stale and to be dropped, and "
+        "clear the placeholders.",
+    ),
+    Finding(
+        id="failed-sync-load-with-a-sharer-in-flight",
+        title="A request that shares blocks of a failed load delivers what it computed from them",
+        scope=Scope(
+            name="failed-sync-load-with-a-sharer-in-flight",
+            kv_role="kv_consumer",
+            may_fail_loads=True,
+            pipeline_parallel_size=2,
+            requests=(
+                _R(prompt=(1, 2, 1), max_tokens=2, external=_E(2, is_async=False)),
+                _R(prompt=(1, 2, 1), max_tokens=2),
+            ),
+            num_blocks=5,
+            max_num_batched_tokens=3,
+            max_model_len=5,
+        ),
+        broken=Id.ReadsCorrect,
+        past=(Id.PublishedSound,),
+        where=f"{_SCHEDULER}: _update_requests_with_invalid_blocks",
+        account="While the step with the load is in flight its blocks are published, and the next "
+        "step may admit a request that hits them. When the load turns out to have failed, the "
+        "second request has computed nothing before the invalid block in that step and is not "
+        "counted as affected; its step is in flight, has read garbage, and its output is delivered.",
+        reachable="By any user of a synchronous connector with more than one step in flight "
+        "(asynchronous scheduling or pipeline parallelism) and two requests with a common prefix.",
+        mend="Look for invalid blocks in all in-flight steps and drop the output of those that "
+        "read them.",
+    ),
+    Finding(
+        id="load-reserve-larger-than-the-pool",
+        title="An asynchronous load that fits alone in the pool is never admitted",
+        scope=Scope(
+            name="load-reserve-larger-than-the-pool",
+            kv_role="kv_consumer",
+            num_speculative_tokens=2,
+            spec_method="draft_model",
+            requests=(_R(prompt=(1, 2, 1), max_tokens=2, external=_E(2)),),
+            num_blocks=4,
+            max_num_batched_tokens=8,
+            max_model_len=5,
+        ),
+        broken=Id.NoStall,
+        where=f"{_SCHEDULER}: schedule, _spec_decode_step_blocks",
+        account="An asynchronous load is admitted only if, besides its own blocks, those of one "
+        "speculative step stay free: 1 + k + lookahead tokens, rounded up, whatever room the "
+        "loaded blocks still have and whatever the model length. A request of nearly the pool's "
+        "size never gets that much, with nothing else running and nothing to wait for. Without "
+        "the connector it would run.",
+        reachable="By configuration: speculative decoding, a consumer connector, and a pool that "
+        "start-up accepts for max_model_len but that is not one speculative step larger. The "
+        "request and all behind it wait for ever; the engine goes on taking empty steps.",
+        mend="Count only what a speculative step needs beyond the blocks that the request will "
+        "have, capped at the model length; or admit a load regardless when nothing else runs.",
+    ),
+)
