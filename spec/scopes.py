@@ -283,6 +283,21 @@ IN_FLIGHT = (
         max_model_len=6,
     ),
     Scope(
+        name="two-loads",
+        about="two loads and a long prompt that together leave no room for any tail",
+        kv_role="kv_consumer",
+        reserve_full_isl=False,
+        max_num_seqs=3,
+        requests=(
+            _R(prompt=(1, 1, 2, 1, 1, 2, 1, 1), max_tokens=1, may_abort=True, external=_E(4)),
+            _R(prompt=(2, 1, 2, 1, 1, 2, 1, 1), max_tokens=1, may_abort=True, external=_E(4)),
+            _R(prompt=(1, 2, 2, 1, 1, 2, 1, 1), max_tokens=2, may_abort=True),
+        ),
+        num_blocks=6,
+        max_num_batched_tokens=10,
+        max_model_len=10,
+    ),
+    Scope(
         name="producer",
         about="a KV producer: blocks of finished requests are sent before they are freed",
         async_scheduling=True,
