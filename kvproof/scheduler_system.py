@@ -55,7 +55,8 @@ def _check(rows, like, c, e, broken):
 class SchedulerSystem:
     """One scope's model; `rename` switches the canonical renaming of blocks (see symmetry).
 
-    Invariants in `ignore` are not looked at: the search goes on past a known violation.
+    Invariants in `ignore` are not looked at: the search goes on past a known violation. Where that
+    is NoAssertion, nothing is asked of a state after the assertion, which vLLM does not reach.
     """
 
     def __init__(
@@ -102,15 +103,22 @@ class SchedulerSystem:
             out.broken,
             self._kinds,
         )
-        out.broken[:count] &= self._looked_at
+        self._mask(out.rows[:count], out.broken[:count])
         self._flush()
         return int(count)
 
     def check(self, rows: Words, broken: Words) -> None:
         """The state invariants that each row breaks."""
         _check(rows, self._like, self.compiled.c, self._report, broken)
-        broken &= self._looked_at
+        self._mask(rows, broken)
         self._flush()
+
+    def _mask(self, rows: Words, broken: Words) -> None:
+        """Drop what is not looked at."""
+        broken &= self._looked_at
+        if not int(self._looked_at) >> invariants.Id.NoAssertion & 1:
+            place, _end, _shape = self.compiled.state.places["assertion"]
+            broken[rows.view(np.int16)[:, place] != 0] = 0
 
     def describe(self, action: int) -> str:
         """The action in words."""

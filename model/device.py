@@ -185,7 +185,8 @@ def forget_unreadable(s, c):
     """Make garbage of KV that nothing can read before it is written again.
 
     Two states that differ only there behave alike. Garbage is never taken for right, so no
-    misread is hidden: free unpublished blocks, and slots at and past a request's computed tokens.
+    misread is hidden: free unpublished blocks, and slots at and past a request's computed tokens
+    in blocks that it has for itself.
     """
     for b in range(1, c.num_blocks):
         if s.ref_cnt[b] == 0 and s.block_hash[b] == 0 and not _is_garbage(s, c, b):
@@ -201,7 +202,8 @@ def forget_unreadable(s, c):
         slot = s.num_computed[r] % c.block_size
         for place in range(first, min(s.num_blocks[r], c.table_len)):
             b = s.block_table[r, place]
-            if s.ref_cnt[b] == 1 and not _is_garbage(s, c, b) and not _is_referenced(s, c, b):
+            mine = s.ref_cnt[b] == 1 and s.block_hash[b] == 0
+            if mine and not _is_garbage(s, c, b) and not _is_referenced(s, c, b):
                 for i in range(slot, c.block_size):
                     s.kv[b, i] = 0
             slot = 0

@@ -115,7 +115,8 @@ def allocate_slots(
     if c.rules[Rule.cap_slots_at_model_length]:
         need_slot = min(need_slot, c.max_model_len)
     taken = get_num_blocks_to_allocate(s, c, e, r, need_slot, num_hits)
-    adopts = num_hits > 0 or num_external > 0
+    # A request that holds blocks already (its load left nothing computed) adopts no others.
+    adopts = (num_hits > 0 or num_external > 0) and s.num_blocks[r] == 0
     if not c.rules[Rule.check_capacity_before_pinning] and adopts:
         _pin_hits(s, c, e, r, num_hits)
     if taken + watermark > s.num_free - reserved_blocks:

@@ -1,0 +1,283 @@
+"""Minimising: the smallest scope in which the same invariant falls, and a shortest run there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import msgspec
+
+from kvproof.actions import Action, enabled_codes, name_action
+from kvproof.check import Limits, check
+from kvproof.cuts import Cut, cuts
+from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
+from model.compiled import compile_scope
+from spec.invariants import Id
+from spec.scope import Scope
+
+_FIRST_STATES = 5_000_000
+_STATES = 20_000
+_LAST_STATES = 1_000_000
+_PROGRESS_SECONDS = 0.1
+_SUFFIX = "-minimal"
+
+_T = TypeVar("_T")
+
+Stage = Literal["shrinking", "minimal", "short", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a minimisation stands: the smallest scope so far and the actions of its trace.
+
+    The last report says how it ended: "minimal" (no cut or pair of cuts keeps the violation and
+    no run of the scope is shorter), "short" (the scope is too large to be searched to the
+    violation: actions were dropped one by one) or "interrupted" (the best so far).
+    """
+
+    stage: Stage
+    candidates: int
+    scope: Scope
+    actions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Witness:
+    """A scope with a run that breaks a wanted invariant; `states` were searched to find it."""
+
+    scope: Scope
+    actions: tuple[Action, ...]
+    broken: tuple[str, ...]
+    states: int | None
+
+    @property
+    def trace(self) -> Trace:
+        return Trace(_named_minimal(self.scope), self.actions, self.broken)
+
+
+def minimize(
+    source: Trace | Scope,
+    invariants: Iterable[str] = (),
+    *,
+    past: frozenset[Id] = frozenset(),
+    progress: Callable[[Progress], None] | None = None,
+) -> Trace:
+    """A shortest run, in the smallest scope found, that breaks one of the named invariants.
+
+    `source` is a scope that a search finds broken, or a trace whose actions replay to a broken
+    invariant, however long; no names stand for those that the source breaks. The rules that are
+    off stay off. Candidates come in a fixed order, so that equal sources give equal traces.
+    Invariants in `past` are not looked at: what falls after them is minimised. Ctrl-C ends it with
+    the best so far; the last call of `progress` says so. Raises TraceError where the source breaks
+    none of the invariants.
+    """
+    wanted = frozenset(invariants)
+    for name in wanted:
+        if name not in Id.__members__:
+            raise TraceError(f"invariants = {name!r}: no invariant has this name")
+    shrinking = _Shrinking(_first_witness(source, wanted, past), wanted, past, progress)
+    return shrinking.run()
+
+
+def _named_minimal(scope: Scope) -> Scope:
+    name = scope.name if scope.name.endswith(_SUFFIX) else scope.name + _SUFFIX
+    return msgspec.structs.replace(scope, name=name, about="")
+
+
+def _first_witness(source: Trace | Scope, wanted: frozenset[str], past: frozenset[Id]) -> _Witness:
+    if isinstance(source, Scope):
+        found = _search(source, wanted, past, _FIRST_STATES)
+        if not isinstance(found, _Witness):
+            raise TraceError(
+                f"{source.name}: {found}; a scope to minimise first breaks "
+                f"{' or '.join(sorted(wanted)) or 'an invariant'}"
+            )
+        return found
+    moments = []
+    for moment in replay(source):
+        moments.append(moment)
+        if _looked_at(moment.broken, past):
+            break
+    broken = _looked_at(moments[-1].broken, past) if moments else ()
+    if not broken or (wanted and wanted.isdisjoint(broken)):
+        raise TraceError(
+            f"the trace first breaks {', '.join(broken) or 'nothing'}; a trace to minimise first "
+            f"breaks {' or '.join(sorted(wanted)) or 'an invariant'}"
+        )
+    return _Witness(source.scope, tuple(moment.action for moment in moments), broken, None)
+
+
+def _looked_at(broken: tuple[str, ...], past: frozenset[Id]) -> tuple[str, ...]:
+    return tuple(name for name in broken if Id[name] not in past)
+
+
+def _search(
+    scope: Scope, wanted: frozenset[str], past: frozenset[Id], states: int
+) -> _Witness | str:
+    """A shortest violation, if it breaks a wanted invariant, or in a word what else was found."""
+    done = check(scope, Limits(states=states), ignore=past)
+    if done.result.reason == "interrupted":
+        raise KeyboardInterrupt
+    violation = done.result.violation
+    if violation is None:
+        return done.result.outcome
+    if wanted and wanted.isdisjoint(violation.invariants):
+        return f"breaks {', '.join(violation.invariants)}"
+    actions = from_codes(scope, violation.actions).actions
+    return _Witness(scope, actions, violation.invariants, done.result.states)
+
+
+class _Shrinking:
+    """One minimisation; `best` is the smallest witness so far."""
+
+    def __init__(
+        self,
+        first: _Witness,
+        wanted: frozenset[str],
+        past: frozenset[Id],
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.past = past
+        self.best = first
+        self.wanted = wanted or frozenset(first.broken)
+        self.progress = progress
+        self.candidates = 0
+        self.refused: set[Scope] = set()
+        self.started = time.perf_counter()
+        self.next_report = 0.0
+
+    def run(self) -> Trace:
+        """Cut until nothing can be cut, then search the smallest scope."""
+        stage: Stage = "interrupted"
+        try:
+            self._search_best(_STATES)
+            while self._cut_once() or self._cut_twice():
+                pass
+            self._search_best(_LAST_STATES)
+            stage = "minimal"
+            if self.best.states is None:
+                self._drop_actions()
+                stage = "short"
+        except KeyboardInterrupt:
+            pass
+        self._report(stage)
+        return self.best.trace
+
+    def _search_best(self, states: int) -> None:
+        """Find a shortest run of the scope at hand, if it takes no more states."""
+        if self.best.states is None:
+            found = _search(self.best.scope, self.wanted, self.past, states)
+            if isinstance(found, _Witness):
+                self.best = found
+
+    def _cut_once(self) -> bool:
+        return any(self._accepts(cut) for cut in cuts(self.best.scope))
+
+    def _cut_twice(self) -> bool:
+        """Two cuts at once: a pool that must shrink with the requests that fill it."""
+        for first, kept in cuts(self.best.scope):
+            for second, kept_again in cuts(first):
+                if self._accepts((second, tuple(kept[r] for r in kept_again))):
+                    return True
+        return False
+
+    def _accepts(self, cut: Cut) -> bool:
+        """Whether a smaller scope has the violation too; it then is the best."""
+        scope, kept = cut
+        if scope in self.refused:
+            return False
+        self._report("shrinking")
+        self.candidates += 1
+        limit = _STATES if self.best.states is None else max(_STATES, 2 * self.best.states)
+        found = _search(scope, self.wanted, self.past, limit)
+        witness = found if isinstance(found, _Witness) else None
+        if found == "bounded" and self.best.states is None:
+            witness = self._follow(scope, _kept_actions(self.best.actions, kept))
+        if witness is None:
+            self.refused.add(scope)
+            return False
+        self.best = witness
+        return True
+
+    def _follow(self, scope: Scope, actions: Iterable[Action]) -> _Witness | None:
+        """Take the actions as far as they are enabled, up to the first broken invariant."""
+        compiled = compile_scope(scope)
+        state = compiled.initial()
+        taken = []
+        for action in actions:
+            enabled = [
+                (int(code), name_action(compiled, state, int(code)))
+                for code in enabled_codes(compiled, state)
+            ]
+            like = [(code, named) for code, named in enabled if _same_call(named, action)]
+            if not like:
+                continue
+            code, named = max(like, key=lambda pair: _agreement(pair[1], action))
+            state, _report, mask = step(compiled, state, code)
+            taken.append(named)
+            broken = _looked_at(names_of(mask), self.past)
+            if broken:
+                wanted = not self.wanted.isdisjoint(broken)
+                return _Witness(scope, tuple(taken), broken, None) if wanted else None
+        return None
+
+    def _drop_actions(self) -> None:
+        """Leave out runs of actions, long ones first, while the violation stays."""
+        size = len(self.best.actions) // 2
+        while size > 0:
+            start = 0
+            while start < len(self.best.actions):
+                self._report("shrinking")
+                actions = self.best.actions
+                shorter = self._follow(self.best.scope, actions[:start] + actions[start + size :])
+                if shorter is not None and len(shorter.actions) < len(actions):
+                    self.best = shorter
+                else:
+                    start += size
+            size //= 2
+
+    def _report(self, stage: Stage) -> None:
+        seconds = time.perf_counter() - self.started
+        if self.progress is None or (stage == "shrinking" and seconds < self.next_report):
+            return
+        self.next_report = seconds + _PROGRESS_SECONDS
+        best = self.best
+        self.progress(Progress(stage, self.candidates, best.scope, len(best.actions), seconds))
+
+
+def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[Action]:
+    """The actions that concern the kept requests, with their new numbers."""
+    number = {old: new for new, old in enumerate(kept)}
+    for action in actions:
+        if action.request is None or action.request in number:
+            yield msgspec.structs.replace(
+                action,
+                request=None if action.request is None else number[action.request],
+                outcomes=_renumbered(action.outcomes, number),
+                drafts=_renumbered(action.drafts, number),
+            )
+
+
+def _renumbered(values: Mapping[int, _T], number: Mapping[int, int]) -> dict[int, _T]:
+    return {number[r]: value for r, value in values.items() if r in number}
+
+
+def _same_call(a: Action, b: Action) -> bool:
+    """Whether two actions are the same call but for what the device answers."""
+    return (a.do, a.request, a.failed_block, a.running, a.pause) == (
+        b.do,
+        b.request,
+        b.failed_block,
+        b.running,
+        b.pause,
+    )
+
+
+def _agreement(enabled: Action, wanted: Action) -> int:
+    """How many of the device's answers are the wanted ones."""
+    outcomes = sum(wanted.outcomes.get(r) == outcome for r, outcome in enabled.outcomes.items())
+    drafts = sum(wanted.drafts.get(r) == count for r, count in enabled.drafts.items())
+    return outcomes + drafts

@@ -1,0 +1,364 @@
+"""The sweep: small scopes that cover every pair of switches and boundary values, each searched.
+
+Nobody can guess the one configuration that breaks. Each row of the pairwise cover is made into a
+scope and searched within a budget of states; what breaks is passed over, so that it does not hide
+what else does. Every distinct violation is reported once, in the smallest scope that has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvproof.check import Limits, check
+from kvproof.minimize import minimize
+from kvproof.pairwise import Constraint, Cover, Row, pairs_of
+from kvproof.trace import Trace, TraceError, replay
+from model.state import Assertion, Branch
+from spec.invariants import Id
+from spec.scope import External, RequestSpec, Scope, ScopeError
+
+QUICK = 120
+FULL = 600
+_ROUNDS = 6
+
+PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
+    "mode": ("sync", "async", "pipeline 2", "pipeline 3", "async v2", "async v2 pipeline 2"),
+    "policy": ("fcfs", "priority"),
+    "block size": (1, 2),
+    "pool": ("smallest", "next", "roomy"),
+    "budget": ("smallest", "next", "roomy"),
+    "scheduled budget": ("equal", "below"),
+    "cap": (1, 2, 3),
+    "threshold": (0, 1, 2, 3),
+    "length": ("smallest", "next", "roomy"),
+    "watermark": ("none", "one block", "large"),
+    "prefix caching": (True, False),
+    "chunked prefill": (True, False),
+    "reserve full sequence": (True, False),
+    "drafts": (0, 1, 2, 3),
+    "drafter": ("ngram", "eagle", "draft_model"),
+    "role": ("none", "kv_consumer", "kv_producer", "kv_both"),
+    "load": (
+        "none",
+        "async blocks",
+        "async part",
+        "async whole",
+        "async once",
+        "async asks",
+        "sync blocks",
+        "sync part",
+        "sync whole",
+    ),
+    "failing loads": ("never", "recompute", "fail"),
+    "sending": (False, True),
+    "reset": ("never", "unused", "running"),
+    "pause": (False, True),
+    "ends": ("length", "stops", "aborts", "both"),
+    "prompts": ("equal", "nested", "shared", "disjoint"),
+    "priorities": ("equal", "distinct"),
+    "arrivals": ("equal", "distinct"),
+    "requests": (2, 3),
+    "outputs": (1, 2, 4),
+}
+
+CONSTRAINTS = (
+    Constraint(
+        ("drafts", "drafter"),
+        lambda k, drafter: k == 0 and drafter != "ngram",
+        "without drafts there is no drafter",
+    ),
+    Constraint(
+        ("mode", "drafts", "drafter"),
+        lambda mode, k, drafter: k > 0 and drafter == "ngram" and mode.startswith("async"),
+        "start-up refuses n-gram drafts under asynchronous scheduling",
+    ),
+    Constraint(
+        ("mode", "drafts"),
+        lambda mode, k: k > 0 and mode.startswith("pipeline"),
+        "drafts under the synchronous scheduler with pipeline parallelism are not modelled",
+    ),
+    Constraint(
+        ("chunked prefill", "budget"),
+        lambda chunked, budget: not chunked and budget != "roomy",
+        "start-up refuses a budget below the model length without chunked prefill",
+    ),
+    Constraint(
+        ("role", "load"),
+        lambda role, load: load != "none" and role in ("none", "kv_producer"),
+        "only a consumer loads",
+    ),
+    Constraint(
+        ("load", "failing loads"),
+        lambda load, failing: load == "none" and failing != "never",
+        "without loads none fails",
+    ),
+    Constraint(
+        ("role", "sending"),
+        lambda role, sending: sending and role in ("none", "kv_consumer"),
+        "only a producer sends",
+    ),
+    Constraint(
+        ("policy", "priorities"),
+        lambda policy, priorities: policy == "fcfs" and priorities == "distinct",
+        "under FCFS priorities play no part",
+    ),
+)
+
+_PROMPTS = {
+    "equal": ((1, 2, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2)),
+    "nested": ((1, 2, 1), (1, 2, 1, 2, 1), (1, 2)),
+    "shared": ((1, 2, 1), (1, 2, 2, 1), (1, 2)),
+    "disjoint": ((1, 2, 1), (2, 1, 1, 2), (2, 2)),
+}
+_STEP = {"smallest": 0, "next": 1, "roomy": 3}
+
+
+def _external(load: str, prompt: tuple[int, ...], block_size: int) -> External | None:
+    if load == "none":
+        return None
+    kind, _, what = load.partition(" ")
+    whole_blocks = max((len(prompt) - 1) // block_size, 1) * block_size
+    tokens = {"part": len(prompt) - 1, "whole": len(prompt)}.get(what, whole_blocks)
+    return External(
+        tokens=tokens,
+        is_async=kind == "async",
+        once=what == "once",
+        ask_later=2 if what == "asks" else 0,
+    )
+
+
+def scope_of(number: int, row: Row) -> Scope:
+    """The scope that a row of values stands for."""
+    value: dict[str, Any] = dict(row)
+    block_size, cap, k = value["block size"], value["cap"], value["drafts"]
+    prompts = _PROMPTS[value["prompts"]][: value["requests"]]
+    asynchronous = value["mode"].startswith("async")
+    pipeline = int(value["mode"][-1]) if "pipeline" in value["mode"] else 1
+    requests = tuple(
+        RequestSpec(
+            prompt=prompt,
+            max_tokens=value["outputs"],
+            priority=len(prompts) - r if value["priorities"] == "distinct" else 0,
+            arrival=0 if value["arrivals"] == "equal" else r,
+            may_stop=value["ends"] in ("stops", "both") and r == 0,
+            may_abort=value["ends"] in ("aborts", "both") and r < 2,
+            external=_external(value["load"], prompt, block_size) if r < 2 else None,
+            delay_free=value["sending"] and r == 0,
+        )
+        for r, prompt in enumerate(prompts)
+    )
+    length = max(map(len, prompts)) + 1 + 2 * _STEP[value["length"]]
+    least_budget = max(cap, 1 + int(k > 0 and value["drafter"] == "draft_model"))
+    budget = least_budget + _STEP[value["budget"]] * (1 if value["budget"] == "next" else 4)
+    if not value["chunked prefill"]:
+        budget = max(budget, length)
+    blocks = 1 + -(-length // block_size) + _STEP[value["pool"]]
+    return Scope(
+        name=f"sweep-{number}",
+        requests=requests,
+        num_blocks=blocks,
+        block_size=block_size,
+        max_num_seqs=cap,
+        max_num_batched_tokens=budget,
+        max_num_scheduled_tokens=max(budget - 1, 1)
+        if value["scheduled budget"] == "below"
+        else None,
+        max_model_len=length,
+        policy=value["policy"],
+        prefix_caching=value["prefix caching"],
+        chunked_prefill=value["chunked prefill"],
+        long_prefill_token_threshold=value["threshold"],
+        reserve_full_isl=value["reserve full sequence"],
+        watermark={"none": 0.0, "one block": 1.01 / blocks, "large": 0.5}[value["watermark"]],
+        async_scheduling=asynchronous,
+        pipeline_parallel_size=pipeline,
+        v2_model_runner="v2" in value["mode"],
+        num_speculative_tokens=k,
+        spec_method=value["drafter"],
+        kv_role=None if value["role"] == "none" else value["role"],
+        kv_load_failure_policy="fail" if value["failing loads"] == "fail" else "recompute",
+        may_fail_loads=value["failing loads"] != "never",
+        may_reset=value["reset"] != "never",
+        may_reset_running=value["reset"] == "running",
+        may_pause=value["pause"],
+    )
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One violation: where it is, its run, and what had been passed over to get there."""
+
+    place: str
+    trace: Trace
+    past: tuple[str, ...]
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """One row of the sweep and what its search gave."""
+
+    number: int
+    row: dict[str, str | int | bool]
+    outcome: str
+    states: int
+    transitions: int
+    found: tuple[Found, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The rows of a sweep so far, and the cover that they come from."""
+
+    swept: tuple[Swept, ...]
+    cover: Cover
+
+    def distinct(self) -> dict[str, Found]:
+        """Each distinct violation once, in the smallest scope that has it."""
+        best: dict[str, Found] = {}
+        for one in self.swept:
+            for found in one.found:
+                if found.place not in best or _size(found) < _size(best[found.place]):
+                    best[found.place] = found
+        return dict(sorted(best.items()))
+
+
+def _size(found: Found) -> tuple[int, int, int]:
+    scope = found.trace.scope
+    return len(scope.requests), len(found.trace.actions), scope.num_blocks
+
+
+def place_of(trace: Trace, past: Iterable[Id] = ()) -> str:
+    """What tells violations apart: what falls, at which action, by which assertion, and after what.
+
+    A failed synchronous load is named, since what it leaves behind falls in many ways.
+    """
+    last = list(replay(trace))[-1]
+    falls = "+".join(name for name in trace.broken if Id[name] not in set(past))
+    words = [falls, "at", last.action.do]
+    if last.after.assertion:
+        words[0] = Id.NoAssertion.name
+        words.append(Assertion(last.after.assertion).name.lower())
+    if Id.NoStall.name in falls:
+        # Why nothing was scheduled: the way out of the scan that was taken.
+        taken = last.report.branches
+        words += [b.name for b in Branch if b.name.startswith("waiting_") and taken[b]]
+    outcomes = (o for action in trace.actions for o in action.outcomes.values())
+    if any(outcome.load_fails for outcome in outcomes):
+        words.append("after a failed synchronous load")
+    return " ".join(words)
+
+
+def search(number: int, row: Row, limits: Limits) -> Swept:
+    """Search one row's scope, passing over what breaks to see what else does."""
+    scope = scope_of(number, row)
+    past: frozenset[Id] = frozenset()
+    found = []
+    states = transitions = 0
+    outcome = "holds"
+    for _ in range(_ROUNDS):
+        done = check(scope, limits, ignore=past)
+        if done.result.reason == "interrupted":
+            raise KeyboardInterrupt
+        states = max(states, done.result.states)
+        transitions += done.result.transitions
+        trace = done.trace
+        if trace is None:
+            outcome = done.result.outcome
+            break
+        found.append(Found(place_of(trace, past), trace, tuple(sorted(i.name for i in past))))
+        past |= {Id[name] for name in trace.broken}
+    if found:
+        outcome = "violated"
+    return Swept(number, row, outcome, states, transitions, tuple(found))
+
+
+def _recorded(path: Path) -> Iterator[Swept]:
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines():
+        yield msgspec.json.decode(line, type=Swept)
+
+
+def sweep(
+    count: int,
+    *,
+    limits: Limits = Limits(states=30_000, seconds=20.0),  # noqa: B008 (immutable)
+    seed: int = 0,
+    record: Path | None = None,
+    progress: Callable[[Swept, int], None] | None = None,
+) -> Sweep:
+    """Search the first `count` rows of the cover; Ctrl-C ends it with what is done.
+
+    `record` is a file of JSON lines to which each result is added, and which is read first: what
+    is there is not done again. A record of other rows is refused with TraceError.
+    """
+    cover = Cover(PARAMETERS, CONSTRAINTS, seed=seed)
+    done = {one.number: one for one in _recorded(record)} if record is not None else {}
+    swept = []
+    try:
+        for number, row in enumerate(islice(cover.rows(), count)):
+            one = done.get(number)
+            if one is None:
+                try:
+                    one = search(number, row, limits)
+                except ScopeError as error:
+                    raise ScopeError(f"row {number} {row}: {error}") from error
+                if record is not None:
+                    with record.open("ab") as stream:
+                        stream.write(msgspec.json.encode(one) + b"\n")
+            elif one.row != row:
+                raise TraceError(f"{record}: row {number} is not the one of this sweep")
+            swept.append(one)
+            if progress is not None:
+                progress(one, count)
+    except KeyboardInterrupt:
+        pass
+    return Sweep(tuple(swept), cover)
+
+
+def minimal(found: Found) -> Trace:
+    """The violation in the smallest scope, as short as it gets there."""
+    past = frozenset(Id[name] for name in found.past)
+    names = [name for name in found.trace.broken if Id[name] not in past]
+    return minimize(found.trace, names, past=past)
+
+
+def summary_page(done: Sweep, explained: dict[str, str]) -> str:
+    """docs/sweep.md: what was covered, what ended how, and every distinct violation."""
+    outcomes = Counter(one.outcome for one in done.swept)
+    covered = {pair for one in done.swept for pair in pairs_of(one.row)}
+    pairs = done.cover.pairs()
+    left = [p for p in pairs if p not in covered and p not in done.cover.infeasible]
+    lines = [
+        "# The sweep\n",
+        f"{len(done.swept)} scopes, {sum(one.states for one in done.swept):,} states, "
+        f"{sum(one.transitions for one in done.swept):,} transitions: "
+        f"{outcomes['holds']} hold, {outcomes['violated']} are violated, "
+        f"{outcomes['bounded']} ended bounded.\n",
+        f"Of {len(pairs)} pairs of values {len(covered)} were covered, "
+        f"{len(done.cover.infeasible)} are infeasible (start-up refuses them, or one of the two "
+        f"has no meaning with the other), {len(left)} are left.\n",
+        "## Violations\n",
+        "| what falls, where | scopes | explained by |",
+        "|---|---|---|",
+    ]
+    times = Counter(place for one in done.swept for place in {f.place for f in one.found})
+    for place in done.distinct():
+        lines.append(f"| {place} | {times[place]} | {explained.get(place, '**not explained**')} |")
+    lines += ["", "## Values\n", "| parameter | value | scopes | violated | bounded |"]
+    lines.append("|---|---|---|---|---|")
+    for name, values in PARAMETERS.items():
+        for value in values:
+            rows = [one for one in done.swept if one.row[name] == value]
+            ends = Counter(one.outcome for one in rows)
+            lines.append(
+                f"| {name} | {json.dumps(value)} | {len(rows)} | {ends['violated']} "
+                f"| {ends['bounded']} |"
+            )
+    return "\n".join(lines) + "\n"

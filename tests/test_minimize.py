@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvproof import minimize as module
+from kvproof.actions import enabled_codes
+from kvproof.check import check
+from kvproof.cuts import cuts, measure
+from kvproof.minimize import Progress, minimize
+from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
+from model.compiled import compile_scope
+from spec.scope import Scope
+from spec.scopes import SCOPES
+
+FALLS = {
+    "evict_hash_on_reuse": "shared-prefix",
+    "roll_back_rejected_placeholders": "async-drafts",
+    "hold_blocks_until_load_done": "consumer",
+    "requeue_victim_first": "priorities",
+}
+
+
+def broken_scope(rule: str) -> Scope:
+    return SCOPES[FALLS[rule]].with_rules_off(rule)
+
+
+def random_run(scope: Scope, seed: int, length: int) -> Trace:
+    """A run of random actions up to the first broken invariant."""
+    compiled = compile_scope(scope)
+    draw = random.Random(seed)
+    while True:
+        state, codes = compiled.initial(), []
+        for _ in range(length):
+            enabled = enabled_codes(compiled, state).tolist()
+            if not enabled:
+                break
+            codes.append(draw.choice(enabled))
+            state, _report, mask = step(compiled, state, codes[-1])
+            if mask:
+                return from_codes(scope, tuple(codes), names_of(mask))
+
+
+@pytest.mark.parametrize("rule", FALLS)
+def test_no_cut_of_the_smallest_scope_keeps_the_violation(rule: str) -> None:
+    trace = minimize(broken_scope(rule))
+    assert trace.scope.rules_off == (rule,)
+    for smaller, _kept in cuts(trace.scope):
+        violation = check(smaller).result.violation
+        assert violation is None or set(trace.broken).isdisjoint(violation.invariants)
+
+
+@pytest.mark.parametrize("rule", FALLS)
+def test_the_trace_breaks_an_invariant_at_its_end_and_none_is_shorter(rule: str) -> None:
+    trace = minimize(broken_scope(rule))
+    moments = list(replay(trace))
+    assert moments[-1].broken == trace.broken
+    assert not any(moment.broken for moment in moments[:-1])
+    shortest = check(trace.scope).trace
+    assert shortest is not None
+    assert len(trace.actions) == len(shortest.actions)
+
+
+def test_equal_sources_give_equal_traces_and_a_minimal_one_stays() -> None:
+    scope = broken_scope("evict_hash_on_reuse")
+    first = minimize(scope)
+    assert minimize(scope) == first
+    assert minimize(first) == first
+
+
+def test_a_long_random_run_shrinks_to_a_shortest_one() -> None:
+    run = random_run(broken_scope("evict_hash_on_reuse"), seed=1, length=400)
+    trace = minimize(run)
+    assert len(trace.actions) < len(run.actions)
+    assert measure(trace.scope) < measure(run.scope)
+    assert not set(run.broken).isdisjoint(trace.broken)
+
+
+def test_a_scope_too_large_to_search_is_cut_along_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_search", lambda scope, wanted, states: "bounded")
+    run = random_run(broken_scope("evict_hash_on_reuse"), seed=1, length=400)
+    reports: list[Progress] = []
+    trace = minimize(run, progress=reports.append)
+    assert reports[-1].stage == "short"
+    assert len(trace.actions) < len(run.actions)
+    assert measure(trace.scope) < measure(run.scope)
+    assert list(replay(trace))[-1].broken == trace.broken
+
+
+def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROGRESS_SECONDS", 0)
+    scope = broken_scope("evict_hash_on_reuse")
+    reports: list[Progress] = []
+
+    def interrupt(progress: Progress) -> None:
+        reports.append(progress)
+        if progress.stage == "shrinking" and progress.scope != scope:
+            raise KeyboardInterrupt
+
+    trace = minimize(scope, progress=interrupt)
+    assert reports[-1].stage == "interrupted"
+    assert measure(minimize(scope).scope) < measure(trace.scope) < measure(scope)
+    assert list(replay(trace))[-1].broken == trace.broken
+
+
+def test_only_a_wanted_invariant_counts() -> None:
+    scope = SCOPES["block-size-1"].with_rules_off("hash_whole_prefix")
+    assert "PublishedSound" in minimize(scope, ["PublishedSound"]).broken
+    with pytest.raises(TraceError, match=r"breaks PublishedSound; .* first breaks Isolation"):
+        minimize(scope, ["Isolation"])
+
+
+def test_a_source_that_breaks_nothing_is_refused() -> None:
+    scope = SCOPES["two-equal"]
+    with pytest.raises(TraceError, match="two-equal: holds"):
+        minimize(scope)
+    with pytest.raises(TraceError, match="breaks nothing"):
+        minimize(Trace(scope, ()))
+    with pytest.raises(TraceError, match="NoSuch"):
+        minimize(scope, ["NoSuch"])
+
+
+def test_every_cut_is_smaller_and_keeps_the_rules() -> None:
+    for scope in SCOPES.values():
+        off = scope.with_rules_off("finish_once")
+        for smaller, kept in cuts(off):
+            assert measure(smaller) < measure(off)
+            assert len(kept) == len(smaller.requests)
+            assert smaller.rules_off == ("finish_once",)
