@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from checks.test_lockstep import VERSION, needs_vllm
+from kvproof.explore import explore
 from kvproof.findings import FOLDER, find
+from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import load
 from kvproof.vllm.client import Client
+from kvproof.vllm.lockstep import lockstep
 from kvproof.vllm.replay import replay_on_vllm
 from spec.findings import FINDINGS, Finding
 from spec.invariants import Id
 
 ROOT = Path(__file__).parent.parent
 each = pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
-
-
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[Client]:
-    with Client(VERSION) as client:
-        yield client
 
 
 @each
@@ -34,12 +30,20 @@ def test_a_finding_is_still_made_by_its_recorded_shortest_run(
     assert trace == load(ROOT / FOLDER / f"{finding.id}.json"), "run `kvproof docs`"
 
 
-@needs_vllm
 @each
 def test_vllm_does_what_the_finding_says(finding: Finding, vllm: Client) -> None:
     answer = replay_on_vllm(load(ROOT / FOLDER / f"{finding.id}.json"), vllm)
     assert answer.fields == ()
     assert (answer.error is not None) == (finding.broken is Id.NoAssertion)
+
+
+@each
+def test_the_model_goes_on_like_vllm_past_a_finding(finding: Finding, vllm: Client) -> None:
+    result = explore(SchedulerSystem(finding.scope, ignore=frozenset(Id)))
+    assert result.outcome == "holds"
+    report = lockstep(finding.scope, result, vllm)
+    assert report.difference is None, report.difference
+    assert report.transitions == result.transitions
 
 
 def test_every_recorded_finding_is_registered() -> None:

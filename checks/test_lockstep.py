@@ -8,21 +8,16 @@ import pytest
 
 from checks.pinned import PINNED
 from kvproof.render import render
-from kvproof.vllm import environment
+from kvproof.vllm.client import Client
 from kvproof.vllm.lockstep import lockstep_scope
 from spec.scopes import IN_FLIGHT, LOCKSTEP, SCOPES, SYNCHRONOUS
 
-VERSION = environment.DEFAULT_VERSION
-needs_vllm = pytest.mark.skipif(
-    environment.find(VERSION) is None,
-    reason=f"vLLM {VERSION} has no environment here: `make vllm` builds it",
-)
 
-
-@needs_vllm
 @pytest.mark.parametrize("name", LOCKSTEP)
-def test_every_transition_is_the_same_on_vllm(name: str, measured: Callable[[str], None]) -> None:
-    report = lockstep_scope(SCOPES[name])
+def test_every_transition_is_the_same_on_vllm(
+    name: str, vllm: Client, measured: Callable[[str], None]
+) -> None:
+    report = lockstep_scope(SCOPES[name], vllm)
     difference = report.difference
     explained = "" if difference is None else f"\n{render(difference.trace)}\n{difference.fields}"
     measured(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,10 +23,12 @@ from kvproof.docs import write_docs
 from kvproof.explore import Progress
 from kvproof.findings import write_findings
 from kvproof.render import render
+from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.trace import Trace, TraceError, load, replay, save
-from kvproof.vllm.client import DriverError
+from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
 from kvproof.vllm.lockstep import lockstep_scope
+from kvproof.vllm.replay import replay_on_vllm
 from model.jit import compiling
 from spec.findings import FINDINGS
 from spec.invariants import INVARIANTS
@@ -267,6 +270,74 @@ def findings_command(as_json: Json = False) -> None:
         out.print(f"[bold]{finding.id}[/bold] ({finding.broken.name})  {finding.title}")
 
 
+@app.command(name="sweep")
+def sweep_command(
+    full: Annotated[bool, typer.Option(help=f"{FULL} scopes instead of {QUICK}.")] = False,
+    scopes: Annotated[int | None, typer.Option(help="As many scopes as this.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, other scopes.")] = 0,
+    record: Annotated[
+        Path | None, typer.Option(help="JSON lines to add to; what is there is not done again.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the summary here.")] = None,
+    vllm: Annotated[bool, typer.Option(help="Replay violations on the real classes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Search small scopes that cover every pair of switches and boundary values.
+
+    Exit code 1 if something falls that no open finding explains.
+    """
+    if scopes is not None and scopes <= 0:
+        raise UsageError(f"--scopes = {scopes}: allowed is more than 0")
+    count = scopes or (FULL if full else QUICK)
+    with _telling_of_compilation(), _status_line() as show:
+        done = sweep(
+            count,
+            seed=seed,
+            record=record,
+            progress=None if show is None else lambda one, total: show(one.number + 1, total),
+        )
+    if page is not None:
+        page.write_text(summary_page(done), encoding="utf-8")
+    distinct = done.distinct()
+    rows = []
+    with Client() if vllm else nullcontext() as client:
+        for place, found in distinct.items():
+            finding = explanation(place)
+            trace = minimal(found)
+            agrees = None if client is None else replay_on_vllm(trace, client).agrees
+            rows.append((place, finding, trace, agrees))
+            if not as_json:
+                known = finding.id if finding else "[red]not explained[/red]"
+                real = "" if agrees is None else f", vLLM {'agrees' if agrees else 'DIFFERS'}"
+                out.print(f"[bold]{place}[/bold]: {known}, {len(trace.actions)} actions{real}")
+                if finding is None:
+                    out.print(render(trace), markup=False)
+    outcomes = Counter(one.outcome for one in done.swept)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "scopes": len(done.swept),
+                    "outcomes": dict(outcomes),
+                    "violations": [
+                        {
+                            "place": place,
+                            "finding": finding.id if finding else None,
+                            "trace": msgspec.to_builtins(trace),
+                            "vllm_agrees": agrees,
+                        }
+                        for place, finding, trace, agrees in rows
+                    ],
+                },
+                indent=1,
+            )
+        )
+    else:
+        listed = ", ".join(f"{outcomes[name]} {name}" for name in ("holds", "violated", "bounded"))
+        out.print(f"{len(done.swept)} of {count} scopes: {listed}")
+    raise typer.Exit(int(any(explanation(place) is None for place in distinct)))
+
+
 @app.command(name="docs")
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
@@ -311,11 +382,11 @@ def lockstep_command(
 ) -> None:
     """Replay every transition of scopes on the real vLLM classes and compare."""
     reports = []
-    with _telling_of_compilation():
-        for name in scopes or LOCKSTEP:
-            scope = find_scope(name)
+    chosen = [find_scope(name) for name in scopes or LOCKSTEP]
+    with _telling_of_compilation(), Client(version) as client:
+        for scope in chosen:
             with _status_line() as show:
-                report = lockstep_scope(scope, version=version, progress=show)
+                report = lockstep_scope(scope, client, progress=show)
             reports.append(report)
             if not as_json:
                 verdict = "equal" if report.difference is None else "DIFFERENT"

@@ -48,22 +48,25 @@ Cut = tuple[Scope, tuple[int, ...]]
 """A smaller scope and, for each of its requests, its number in the scope that was cut."""
 
 
-def measure(scope: Scope) -> Measure:
-    """How large a scope is; scopes are compared in this order of what makes a trace hard to read.
+def weight(scope: Scope) -> Measure:
+    """What makes a violation hard to follow however short its run is: requests, depth, drafts."""
+    return len(scope.requests), scope.depth, scope.num_speculative_tokens
 
-    Requests, their tokens, slots of the pool, depth, drafts, switches, requests' switches, block
-    size, blocks, budget, runner slots, model length, and how far the prompts are from all ones.
+
+def measure(scope: Scope) -> Measure:
+    """How large a scope is; scopes are compared by the first number in which they differ.
+
+    Weight, switches, requests' switches, their tokens, slots of the pool, block size, blocks,
+    budgets, runner slots, model length, and how far the prompts are from all ones.
     """
     requests = scope.requests
     prompts = [request.prompt for request in requests]
     return (
-        len(requests),
-        sum(len(request.prompt) + request.max_tokens for request in requests),
-        (scope.num_blocks - 1) * scope.block_size,
-        scope.depth,
-        scope.num_speculative_tokens,
+        *weight(scope),
         sum(_rank(values, getattr(scope, name)) for name, values in _FEATURES),
         sum(_request_features(request) for request in requests),
+        sum(len(request.prompt) + request.max_tokens for request in requests),
+        (scope.num_blocks - 1) * scope.block_size,
         scope.block_size,
         scope.num_blocks,
         scope.max_num_batched_tokens,

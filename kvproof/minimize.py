@@ -11,7 +11,7 @@ import msgspec
 
 from kvproof.actions import Action, enabled_codes, name_action
 from kvproof.check import Limits, check
-from kvproof.cuts import Cut, cuts
+from kvproof.cuts import Cut, cuts, weight
 from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
 from model.compiled import compile_scope
 from spec.invariants import Id
@@ -32,9 +32,9 @@ Stage = Literal["shrinking", "minimal", "short", "interrupted"]
 class Progress:
     """Where a minimisation stands: the smallest scope so far and the actions of its trace.
 
-    The last report says how it ended: "minimal" (no cut or pair of cuts keeps the violation and
-    no run of the scope is shorter), "short" (the scope is too large to be searched to the
-    violation: actions were dropped one by one) or "interrupted" (the best so far).
+    The last report says how it ended: "minimal" (no cut or pair of cuts is accepted and no run of
+    the scope is shorter), "short" (the scope is too large to be searched to the violation: actions
+    were dropped one by one) or "interrupted" (the best so far).
     """
 
     stage: Stage
@@ -66,6 +66,10 @@ def minimize(
     progress: Callable[[Progress], None] | None = None,
 ) -> Trace:
     """A shortest run, in the smallest scope found, that breaks one of the named invariants.
+
+    A scope is smaller if it has fewer requests, steps in flight or drafts, or else if it is cut
+    anywhere and its run is not longer. Where rules are off, the same actions, as far as they are
+    enabled, break nothing with the rules on: what the run shows is what the rules prevent.
 
     `source` is a scope that a search finds broken, or a trace whose actions replay to a broken
     invariant, however long; no names stand for those that the source breaks. The rules that are
@@ -196,33 +200,23 @@ class _Shrinking:
         witness = found if isinstance(found, _Witness) else None
         if found == "bounded" and self.best.states is None:
             witness = self._follow(scope, _kept_actions(self.best.actions, kept))
-        if witness is None:
+        if witness is None or not self._is_better(witness):
             self.refused.add(scope)
             return False
         self.best = witness
         return True
 
+    def _is_better(self, witness: _Witness) -> bool:
+        lighter = weight(witness.scope) < weight(self.best.scope)
+        if not lighter and len(witness.actions) > len(self.best.actions):
+            return False
+        return not witness.scope.rules_off or prevented(witness.trace)
+
     def _follow(self, scope: Scope, actions: Iterable[Action]) -> _Witness | None:
-        """Take the actions as far as they are enabled, up to the first broken invariant."""
-        compiled = compile_scope(scope)
-        state = compiled.initial()
-        taken = []
-        for action in actions:
-            enabled = [
-                (int(code), name_action(compiled, state, int(code)))
-                for code in enabled_codes(compiled, state)
-            ]
-            like = [(code, named) for code, named in enabled if _same_call(named, action)]
-            if not like:
-                continue
-            code, named = max(like, key=lambda pair: _agreement(pair[1], action))
-            state, _report, mask = step(compiled, state, code)
-            taken.append(named)
-            broken = _looked_at(names_of(mask), self.past)
-            if broken:
-                wanted = not self.wanted.isdisjoint(broken)
-                return _Witness(scope, tuple(taken), broken, None) if wanted else None
-        return None
+        taken, broken = follow(scope, actions)
+        if self.wanted.isdisjoint(broken):
+            return None
+        return _Witness(scope, taken, broken, None)
 
     def _drop_actions(self) -> None:
         """Leave out runs of actions, long ones first, while the violation stays."""
@@ -246,6 +240,37 @@ class _Shrinking:
         self.next_report = seconds + _PROGRESS_SECONDS
         best = self.best
         self.progress(Progress(stage, self.candidates, best.scope, len(best.actions), seconds))
+
+
+def follow(scope: Scope, actions: Iterable[Action]) -> tuple[tuple[Action, ...], tuple[str, ...]]:
+    """Take the actions as far as they are enabled, up to the first broken invariant.
+
+    Where the device is to answer otherwise than it can, the nearest answer is taken. Returns the
+    actions taken and the names of what they broke.
+    """
+    compiled = compile_scope(scope)
+    state = compiled.initial()
+    taken = []
+    for action in actions:
+        enabled = [
+            (int(code), name_action(compiled, state, int(code)))
+            for code in enabled_codes(compiled, state)
+        ]
+        like = [(code, named) for code, named in enabled if _same_call(named, action)]
+        if not like:
+            continue
+        code, named = max(like, key=lambda pair: _agreement(pair[1], action))
+        state, _report, mask = step(compiled, state, code)
+        taken.append(named)
+        if mask:
+            return tuple(taken), names_of(mask)
+    return tuple(taken), ()
+
+
+def prevented(trace: Trace) -> bool:
+    """Whether the trace's actions, as far as they are enabled, break nothing with all rules on."""
+    guarded = msgspec.structs.replace(trace.scope, rules_off=())
+    return not follow(guarded, trace.actions)[1]
 
 
 def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[Action]:

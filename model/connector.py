@@ -195,67 +195,68 @@ def request_finished(s, c, r):
 
 
 @kernel
-def _invalid_among(table, row, length, bad):
-    for i in range(length):
-        if table[row, i] == bad:
-            return i
-    return -1
+def update_requests_with_invalid_blocks(s, c, e, r, num_scheduled):
+    """Truncate a request at its first invalid block (Scheduler, same name).
 
-
-@kernel
-def update_requests_with_invalid_block(s, c, r, num_scheduled, bad, already_marked):
-    """Truncate a request at an invalid block (Scheduler._update_requests_with_invalid_blocks).
-
-    Returns 0 unaffected, 1 affected and recomputes the block, 2 affected but another request of
-    this step recomputes it.
+    A block that a request before it has marked is recomputed by that one and counts as computed.
+    Returns whether the request is affected; what it recomputes is set in e.downstream.
     """
     computed = s.num_computed[r] - num_scheduled
-    blocks = min(kv_cache.cdiv(computed, c.block_size), s.num_blocks[r])
-    place = _invalid_among(s.block_table, r, blocks, bad)
-    if place < 0:
-        return 0
-    if already_marked:
+    affected = False
+    truncated = False
+    for i in range(min(kv_cache.cdiv(computed, c.block_size), s.num_blocks[r])):
+        b = s.block_table[r, i]
+        if not e.invalid[b]:
+            continue
+        affected = True
+        if e.marked[b]:
+            continue
+        e.marked[b] = 1
+        if truncated:
+            continue
+        truncated = True
+        if c.rules[Rule.truncate_at_invalid_block]:
+            s.num_computed[r] = i * c.block_size
+        for k in range(i, min(s.num_blocks[r], c.table_len)):
+            e.downstream[s.block_table[r, k]] = 1
+    if affected and not truncated:
         s.num_computed[r] = computed
-        return 2
-    if c.rules[Rule.truncate_at_invalid_block]:
-        s.num_computed[r] = place * c.block_size
-    return 1
+    return affected
 
 
 @kernel
-def handle_invalid_blocks(s, c, e, d, bad):
-    """React to one invalid block (Scheduler._handle_invalid_blocks).
+def _forget_marks(c, e):
+    for b in range(c.num_blocks):
+        e.marked[b] = 0
+        e.downstream[b] = 0
+
+
+@kernel
+def handle_invalid_blocks(s, c, e, d):
+    """React to the blocks in e.invalid (Scheduler._handle_invalid_blocks).
 
     Sets e.failed for each request whose output of step d is to be skipped.
     """
-    marked = False
+    _forget_marks(c, e)
     for i in range(s.num_kv_holding):
         r = s.kv_holding[i] - 1
         if s.status[r] != Status.WAITING_FOR_REMOTE_KVS:
             continue
-        if update_requests_with_invalid_block(s, c, r, s.step_tokens[d, r], bad, marked) > 0:
-            marked = True
+        if update_requests_with_invalid_blocks(s, c, e, r, s.step_tokens[d, r]):
             if c.recompute_load_failures:
                 s.load_failed[r] = 1
             else:
                 e.failed[r] = 1
-    marked = False
-    evict_from = -1
-    first = -1
+    _forget_marks(c, e)
     for i in range(s.num_running):
         r = s.running[i] - 1
-        affected = update_requests_with_invalid_block(s, c, r, s.step_tokens[d, r], bad, marked)
-        if affected == 0:
-            continue
-        e.failed[r] = 1
-        e.branches[Branch.sync_load_failed] += 1
-        if affected == 1:
-            marked = True
-            first = r
-            evict_from = _invalid_among(s.block_table, r, s.num_blocks[r], bad)
-    if first >= 0 and not c.recompute_load_failures:
-        for i in range(evict_from, s.num_blocks[first]):
-            block_pool.remove_cached_block_hash(s, c, s.block_table[first, i])
+        if update_requests_with_invalid_blocks(s, c, e, r, s.step_tokens[d, r]):
+            e.failed[r] = 1
+            e.branches[Branch.sync_load_failed] += 1
+    if not c.recompute_load_failures:
+        for b in range(1, c.num_blocks):
+            if e.downstream[b]:
+                block_pool.remove_cached_block_hash(s, c, b)
 
 
 @kernel

@@ -608,13 +608,18 @@ def update_from_output(s, c, e):
     d = 0
     if c.defer_block_free and s.step_len[d] > 0:
         connector.step_processed(s, c, e)
+    any_invalid = False
     for r in range(c.num_requests):
         if s.load[r] >= Load.FAILED:
-            bad = s.transfer_table[r, s.load[r] - Load.FAILED]
-            connector.handle_invalid_blocks(s, c, e, d, bad)
+            any_invalid = True
+            e.invalid[s.transfer_table[r, s.load[r] - Load.FAILED]] = 1
         if e.load_fails[r]:
-            bad = s.step_table[d, r, e.load_fails[r] - 1]
-            connector.handle_invalid_blocks(s, c, e, d, bad)
+            any_invalid = True
+            e.invalid[s.step_table[d, r, e.load_fails[r] - 1]] = 1
+    if any_invalid:
+        connector.handle_invalid_blocks(s, c, e, d)
+        for b in range(c.num_blocks):
+            e.invalid[b] = 0
 
     for k in range(s.step_len[d]):
         r = s.step_order[d, k] - 1

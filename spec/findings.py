@@ -7,6 +7,7 @@ disappears unnoticed, and replays each on the real classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from spec.invariants import Id
 from spec.scope import External, RequestSpec, Scope
@@ -20,6 +21,7 @@ class Finding:
     """One finding: where it shows, what falls, who can meet it, and what would mend it.
 
     The search for it passes over the invariants in `past`: they fall earlier, as another finding.
+    `places` are patterns of places of the sweep that it explains.
     """
 
     id: str
@@ -31,6 +33,11 @@ class Finding:
     reachable: str
     mend: str
     past: tuple[Id, ...] = ()
+    places: tuple[str, ...] = ()
+
+    def explains(self, place: str) -> bool:
+        """Whether a violation at this place of the sweep is this finding."""
+        return any(fnmatchcase(place, pattern) for pattern in self.places)
 
 
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
@@ -51,6 +58,7 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=8,
         ),
+        places=("NoAssertion at schedule padding_cut*",),
         broken=Id.NoAssertion,
         where=f"{_SCHEDULER}: schedule, the waiting part",
         account="A waiting request with one token left to compute is padded to 1 + k tokens. The "
@@ -74,6 +82,7 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=5,
         ),
+        places=("NoAssertion at schedule nothing_to_schedule",),
         broken=Id.NoAssertion,
         where=f"{_SCHEDULER}: schedule, the waiting part",
         account="A local hit leaves the last token to compute, and so does an asynchronous load. "
@@ -82,7 +91,7 @@ FINDINGS = (
         reachable="By a connector that answers get_num_new_matched_tokens with all of the "
         "request's tokens and no asynchronous load. Nothing in the interface forbids that; the "
         "connectors in the tree hold one token back themselves. The assertion ends the engine.",
-        mend="Cap external hits at num_tokens - 1 where load_kv_async is false, as the local hit is.",
+        mend="Cap external hits at num_tokens - 1 where load_kv_async is false, like local hits.",
     ),
     Finding(
         id="reset-while-loading",
@@ -96,6 +105,7 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=5,
         ),
+        places=("NoAssertion at reset_prefix_cache reset_failed*",),
         broken=Id.NoAssertion,
         where=f"{_SCHEDULER}: reset_prefix_cache",
         account="Requests that wait for a remote load keep their blocks, so the pool is in use and "
@@ -153,7 +163,7 @@ FINDINGS = (
     ),
     Finding(
         id="failed-sync-load-of-aborted-request",
-        title="Garbage of a failed synchronous load is served to others once its request is aborted",
+        title="Garbage of a failed synchronous load is served to others after an abort",
         scope=Scope(
             name="failed-sync-load-of-aborted-request",
             kv_role="kv_consumer",
@@ -191,7 +201,7 @@ FINDINGS = (
             name="failed-sync-load-read-before-rewritten",
             kv_role="kv_consumer",
             may_fail_loads=True,
-            long_prefill_token_threshold=2,
+            long_prefill_token_threshold=1,
             requests=(
                 _R(prompt=(1, 2, 1, 2, 1), max_tokens=1, external=_E(4, is_async=False)),
                 _R(prompt=(1, 2, 1, 2, 1), max_tokens=1),
@@ -225,6 +235,7 @@ FINDINGS = (
             max_num_batched_tokens=8,
             max_model_len=8,
         ),
+        places=("* after a failed synchronous load",),
         broken=Id.OutputExact,
         past=(Id.PublishedSound,),
         where=f"{_SCHEDULER}: _update_requests_with_invalid_blocks, update_from_output",
@@ -261,7 +272,7 @@ FINDINGS = (
         account="While the step with the load is in flight its blocks are published, and the next "
         "step may admit a request that hits them. When the load turns out to have failed, the "
         "second request has computed nothing before the invalid block in that step and is not "
-        "counted as affected; its step is in flight, has read garbage, and its output is delivered.",
+        "counted as affected; its step is in flight, has read garbage, and its output is used.",
         reachable="By any user of a synchronous connector with more than one step in flight "
         "(asynchronous scheduling or pipeline parallelism) and two requests with a common prefix.",
         mend="Look for invalid blocks in all in-flight steps and drop the output of those that "
@@ -280,6 +291,7 @@ FINDINGS = (
             max_num_batched_tokens=8,
             max_model_len=5,
         ),
+        places=("NoStall at schedule *waiting_reservation_refused",),
         broken=Id.NoStall,
         where=f"{_SCHEDULER}: schedule, _spec_decode_step_blocks",
         account="An asynchronous load is admitted only if, besides its own blocks, those of one "
@@ -292,5 +304,56 @@ FINDINGS = (
         "request and all behind it wait for ever; the engine goes on taking empty steps.",
         mend="Count only what a speculative step needs beyond the blocks that the request will "
         "have, capped at the model length; or admit a load regardless when nothing else runs.",
+    ),
+    Finding(
+        id="failed-load-stands-in-its-own-way",
+        title="After a failed load a request reserves blocks against itself and is never admitted",
+        scope=Scope(
+            name="failed-load-stands-in-its-own-way",
+            kv_role="kv_consumer",
+            may_fail_loads=True,
+            requests=(_R(prompt=(1, 2, 1, 2, 1), max_tokens=1, external=_E(4)),),
+            num_blocks=4,
+            max_num_batched_tokens=8,
+            max_model_len=6,
+        ),
+        broken=Id.NoStall,
+        where=f"{_SCHEDULER}: _update_waiting_for_remote_kv, _inflight_prefill_reserved_blocks",
+        account="A request enters the set of in-flight prefills when its load starts. If the load "
+        "fails with nothing valid, its blocks are freed and it is admitted afresh, but it stays in "
+        "the set. When the connector offers the load again, the request must leave room for what "
+        "in-flight prefills still need, and that includes its own whole sequence. Unless the pool "
+        "has room for it twice, it waits for itself, alone, for ever.",
+        reachable="By any user of an asynchronous consumer under the default recompute policy: one "
+        "failed load of a request that takes more than half of what is free then. With nothing "
+        "else running the engine never recovers; all requests behind it wait too.",
+        mend="Take the request out of _inflight_prefills when its blocks are freed, or leave it "
+        "out of the sum when it is the one to be admitted.",
+    ),
+    Finding(
+        id="padding-never-fits",
+        title="A decode that must be padded to more tokens than the budget is never admitted",
+        scope=Scope(
+            name="padding-never-fits",
+            num_speculative_tokens=2,
+            requests=(
+                _R(prompt=(1, 2, 1), max_tokens=2),
+                _R(prompt=(1, 2, 1), max_tokens=2),
+            ),
+            num_blocks=6,
+            max_num_batched_tokens=2,
+            max_model_len=8,
+        ),
+        broken=Id.NoStall,
+        places=("NoStall at schedule *waiting_pad_does_not_fit*",),
+        where=f"{_SCHEDULER}: schedule, the waiting part",
+        account="A waiting request with one token left is padded to 1 + k tokens, and rather not "
+        "scheduled than scheduled without padding. Where the whole budget of a step is smaller "
+        "than that, it is not scheduled in any step, even if nothing else runs, and nor is anybody "
+        "behind it: the scan ends there.",
+        reachable="By configuration: speculative decoding with max_num_scheduled_tokens (or "
+        "max_num_batched_tokens) below 1 + k, which start-up accepts. Real budgets are larger.",
+        mend="Schedule it without padding when nothing else is scheduled in the step, or refuse "
+        "such budgets at start-up.",
     ),
 )

@@ -29,7 +29,7 @@ class DriverError(RuntimeError):
 
 
 class Client:
-    """A driver process of one vLLM release; a context manager.
+    """A driver process of one vLLM release, `version`; a context manager.
 
     `submit` sends a batch without waiting and `collect` takes the answers to the oldest one that
     is out, so that both processes can work at the same time. Batches and answers are described
@@ -42,7 +42,7 @@ class Client:
             raise environment.MissingEnvironment(
                 f"vLLM {version} has no environment here: `make vllm` builds it"
             )
-        self._version = version
+        self.version = version
         self._python = python
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (close() does)
         answers, answers_of_driver = os.pipe()
@@ -125,9 +125,9 @@ class Client:
 
     def _greet(self) -> None:
         version = str(self._receive())
-        if version.partition("+")[0] != self._version:
+        if version.partition("+")[0] != self.version:
             raise DriverError(
-                f"wanted vLLM {self._version}, but {self._python} has {version}: "
+                f"wanted vLLM {self.version}, but {self._python} has {version}: "
                 f"unset or change {environment.PYTHON_VARIABLE}"
             )
         self._greeted = True

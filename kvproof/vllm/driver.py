@@ -13,6 +13,8 @@ import os
 import sys
 import traceback
 from collections import deque
+from functools import cache
+from itertools import count as counting
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple
 
@@ -50,6 +52,7 @@ _VLLM_FILES = os.path.dirname(vllm.__file__) + os.sep
 _TOKEN_BYTES = 2
 _EMPTY_PREFIX = bytes(_TOKEN_BYTES)
 _GROUP_ID_BYTES = 4
+_SET_PLACES = 128
 
 _STATUS_NAMES = {int(status): status.name for status in RequestStatus}
 
@@ -199,6 +202,19 @@ def _copied(container: Any) -> Any:
     return container.copy()
 
 
+@cache
+def _name(r: int) -> str:
+    """A request id: ids are in the order of their numbers, as strings and in sets.
+
+    Priority ties fall back on the order of ids. And vLLM frees some requests in the order in which
+    it meets them in a set, which is the order of hashes: one that is r modulo the size of any
+    small set puts id r at place r.
+    """
+    return next(
+        name for n in counting() if hash(name := f"r{r:03}-{n}") % _SET_PLACES == r % _SET_PLACES
+    )
+
+
 class Engine:
     """A scope's real scheduler and the steps in flight: what EngineCore is to a scheduler.
 
@@ -219,9 +235,7 @@ class Engine:
         ]
         self._prefixes: dict[bytes | None, list[str | int] | None] = {None: None}
         self._specs = scope["requests"]
-        # Priority ties fall back on the order of names: it has to be the order of numbers.
-        digits = len(str(len(self._specs)))
-        self._names = [f"r{r:0{digits}}" for r in range(len(self._specs))]
+        self._names = [_name(r) for r in range(len(self._specs))]
         self._numbers = {name: r for r, name in enumerate(self._names)}
         self._sampling_params = [
             SamplingParams(
@@ -312,11 +326,9 @@ class Engine:
         names = self._names
         transfers = None
         if recved or sent or invalid:
-            # Ordered, where vLLM has sets: it frees in the order of iteration, which would
-            # otherwise follow the hash seed.
             transfers = KVConnectorOutput(
-                finished_recving=dict.fromkeys(names[r] for r in recved),
-                finished_sending=dict.fromkeys(names[r] for r in sent),
+                finished_recving={names[r] for r in recved},
+                finished_sending={names[r] for r in sent},
                 invalid_block_ids=set(invalid),
             )
         scheduled = [names[r] for r, _ in step.order]

@@ -22,7 +22,6 @@ from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import Trace, from_codes
 from kvproof.vllm import observation, protocol
 from kvproof.vllm.client import Client
-from kvproof.vllm.environment import DEFAULT_VERSION
 from model import engine
 from model.compiled import Compiled, compile_scope
 from model.record import Record
@@ -148,8 +147,8 @@ def compare(expected: Expected, answer: Any) -> tuple[tuple[str, Any, Any], ...]
 def lockstep(
     scope: Scope,
     result: Result,
+    client: Client,
     *,
-    version: str = DEFAULT_VERSION,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay every transition of an exhausted search of `scope` on the real classes.
@@ -162,45 +161,44 @@ def lockstep(
     operations = 0
     shortest: Difference | None = None
     differences = 0
-    with Client(version) as client:
-        pending: list[list[Expected | None]] = []
-        batch: list[list[Any]] = []
-        awaited: list[Expected | None] = []
+    pending: list[list[Expected | None]] = []
+    batch: list[list[Any]] = []
+    awaited: list[Expected | None] = []
 
-        def collect() -> None:
-            nonlocal shortest, differences
-            for expected, answer in zip(pending.pop(0), client.collect(), strict=True):
-                if expected is None:
-                    continue
-                fields = compare(expected, answer)
-                if not fields:
-                    continue
-                differences += 1
-                if shortest is None or len(expected.codes) < len(shortest.codes):
-                    shortest = Difference(scope, expected.codes, fields)
-            if progress is not None:
-                progress(walk.transitions, result.transitions)
+    def collect() -> None:
+        nonlocal shortest, differences
+        for expected, answer in zip(pending.pop(0), client.collect(), strict=True):
+            if expected is None:
+                continue
+            fields = compare(expected, answer)
+            if not fields:
+                continue
+            differences += 1
+            if shortest is None or len(expected.codes) < len(shortest.codes):
+                shortest = Difference(scope, expected.codes, fields)
+        if progress is not None:
+            progress(walk.transitions, result.transitions)
 
-        for operation, expected in walk.operations():
-            batch.append(operation)
-            awaited.append(expected)
-            operations += 1
-            if len(batch) >= _BATCH:
-                client.submit(batch)
-                pending.append(awaited)
-                batch, awaited = [], []
-                if len(pending) > 1:
-                    collect()
-            if differences >= _KEPT_DIFFERENCES:
-                break
-        if batch:
+    for operation, expected in walk.operations():
+        batch.append(operation)
+        awaited.append(expected)
+        operations += 1
+        if len(batch) >= _BATCH:
             client.submit(batch)
             pending.append(awaited)
-        while pending:
-            collect()
+            batch, awaited = [], []
+            if len(pending) > 1:
+                collect()
+        if differences >= _KEPT_DIFFERENCES:
+            break
+    if batch:
+        client.submit(batch)
+        pending.append(awaited)
+    while pending:
+        collect()
     return Report(
         scope=scope.name,
-        version=version,
+        version=client.version,
         transitions=walk.transitions,
         operations=operations,
         seconds=time.perf_counter() - started,
@@ -210,10 +208,7 @@ def lockstep(
 
 
 def lockstep_scope(
-    scope: Scope,
-    *,
-    version: str = DEFAULT_VERSION,
-    progress: Callable[[int, int], None] | None = None,
+    scope: Scope, client: Client, *, progress: Callable[[int, int], None] | None = None
 ) -> Report:
     """Search a scope to the end and replay all of its transitions on the real classes."""
-    return lockstep(scope, explore(SchedulerSystem(scope)), version=version, progress=progress)
+    return lockstep(scope, explore(SchedulerSystem(scope)), client, progress=progress)

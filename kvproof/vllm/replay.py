@@ -1,11 +1,10 @@
-"""One trace on the real classes: is what the model says of it a fact about vLLM?"""
+"""One trace on the real classes: is what the model shows a fact about vLLM?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from kvproof.actions import Action
 from kvproof.trace import Moment, Trace, replay
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
@@ -14,50 +13,41 @@ from model.compiled import compile_scope
 
 
 @dataclass(frozen=True)
-class Difference:
-    """An action after which the two sides differ: field, model's value, vLLM's value."""
+class Replay:
+    """What vLLM did: the first action that differs (0: none) with its fields, and what it raised.
 
-    number: int
-    action: Action
-    fields: tuple[tuple[str, Any, Any], ...]
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What came of a trace on vLLM: where it differs from the model, and what it raised.
-
-    `raised` has the type of the error, its message and vLLM's "file.py:function"; the model has
-    an assertion there unless the action is among the differences.
+    `error` is [exception, message, place] where the last action raised, as the model says.
     """
 
-    differences: tuple[Difference, ...]
-    raised: tuple[str, str, str] | None
+    differs_at: int
+    fields: tuple[tuple[str, Any, Any], ...]
+    error: tuple[str, ...] | None
+    moments: tuple[Moment, ...]
 
     @property
     def agrees(self) -> bool:
-        """Whether vLLM did after every action what the model says."""
-        return not self.differences
+        """Whether vLLM did at every action what the model says."""
+        return not self.fields
 
 
-def replay_on_vllm(trace: Trace, client: Client) -> Replayed:
-    """Run a trace's actions on both sides and compare after each, as lockstep does.
-
-    Both stop being compared where either raises. No batch of the client may be out.
-    """
+def replay_on_vllm(trace: Trace, client: Client) -> Replay:
+    """Run a trace's actions on both sides, compare after each, and stop at the first difference."""
     compiled = compile_scope(trace.scope)
-    moments = list(replay(trace))
-    batch = [["new", observation.scope_values(trace.scope)]]
-    batch += [
-        observation.operation(compiled, moment.before, moment.action, moment.report)
-        for moment in moments
-    ]
-    answers = client.run(batch)[1:]
-    differences = []
-    for moment, answer in zip(moments, answers, strict=True):
-        fields = compare(_expected(compiled, moment), answer)
+    moments = tuple(replay(trace))
+    client.run([["new", observation.scope_values(trace.scope)]])
+    for moment in moments:
+        before, after, report = moment.before, moment.after, moment.report
+        action = moment.action
+        expected = Expected(
+            codes=(),
+            result=observation.expected_result(compiled, before, after, action, report),
+            observation=observation.observe(compiled, after),
+            asserts=bool(after.assertion),
+        )
+        (answer,) = client.run([observation.operation(compiled, before, action, report)])
+        fields = compare(expected, answer)
         if fields:
-            differences.append(Difference(moment.number, moment.action, fields))
-        result = answer[0]
-        if isinstance(result, list) and result and result[0] == "error":
-            return Replayed(tuple(differences), (result[1], result[2], result[3]))
-    return Replayed(tuple(differences), None)
+            return Replay(moment.number, fields, None, moments)
+        if expected.asserts:
+            return Replay(0, (), tuple(answer[0][1:]), moments)
+    return Replay(0, (), None, moments)
