@@ -82,8 +82,13 @@ def minimize(
     for name in wanted:
         if name not in Id.__members__:
             raise TraceError(f"invariants = {name!r}: no invariant has this name")
-    shrinking = _Shrinking(_first_witness(source, wanted, past), wanted, past, progress)
-    return shrinking.run()
+    first = _first_witness(source, wanted, past)
+    if not prevented(first.trace, past):
+        raise TraceError(
+            f"{first.scope.name}: an invariant is broken with {', '.join(first.scope.rules_off)} on "
+            f"too; leave rules_off empty"
+        )
+    return _Shrinking(first, wanted, past, progress).run()
 
 
 def _named_minimal(scope: Scope) -> Scope:
@@ -210,10 +215,10 @@ class _Shrinking:
         lighter = weight(witness.scope) < weight(self.best.scope)
         if not lighter and len(witness.actions) > len(self.best.actions):
             return False
-        return not witness.scope.rules_off or prevented(witness.trace)
+        return prevented(witness.trace, self.past)
 
     def _follow(self, scope: Scope, actions: Iterable[Action]) -> _Witness | None:
-        taken, broken = follow(scope, actions)
+        taken, broken = follow(scope, actions, self.past)
         if self.wanted.isdisjoint(broken):
             return None
         return _Witness(scope, taken, broken, None)
@@ -242,11 +247,13 @@ class _Shrinking:
         self.progress(Progress(stage, self.candidates, best.scope, len(best.actions), seconds))
 
 
-def follow(scope: Scope, actions: Iterable[Action]) -> tuple[tuple[Action, ...], tuple[str, ...]]:
+def follow(
+    scope: Scope, actions: Iterable[Action], past: frozenset[Id] = frozenset()
+) -> tuple[tuple[Action, ...], tuple[str, ...]]:
     """Take the actions as far as they are enabled, up to the first broken invariant.
 
-    Where the device is to answer otherwise than it can, the nearest answer is taken. Returns the
-    actions taken and the names of what they broke.
+    Where the device is to answer otherwise than it can, the nearest answer is taken. Invariants in
+    `past` are not looked at. Returns the actions taken and the names of what they broke.
     """
     compiled = compile_scope(scope)
     state = compiled.initial()
@@ -262,15 +269,21 @@ def follow(scope: Scope, actions: Iterable[Action]) -> tuple[tuple[Action, ...],
         code, named = max(like, key=lambda pair: _agreement(pair[1], action))
         state, _report, mask = step(compiled, state, code)
         taken.append(named)
-        if mask:
-            return tuple(taken), names_of(mask)
+        broken = _looked_at(names_of(mask), past)
+        if broken:
+            return tuple(taken), broken
     return tuple(taken), ()
 
 
-def prevented(trace: Trace) -> bool:
-    """Whether the trace's actions, as far as they are enabled, break nothing with all rules on."""
+def prevented(trace: Trace, past: frozenset[Id] = frozenset()) -> bool:
+    """Whether the rules that are off make the difference.
+
+    With them on the same actions, as far as they are enabled, break nothing.
+    """
+    if not trace.scope.rules_off:
+        return True
     guarded = msgspec.structs.replace(trace.scope, rules_off=())
-    return not follow(guarded, trace.actions)[1]
+    return not follow(guarded, trace.actions, past)[1]
 
 
 def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[Action]:

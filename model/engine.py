@@ -147,10 +147,13 @@ def _twin_arrived(s, c, r):
 
 @kernel
 def enabled_actions(s, c, out):
-    """Write the enabled actions to `out` (int32); returns how many."""
+    """Write the enabled actions to `out` (int32); returns how many.
+
+    Nothing follows an assertion, nor a token out of place: the request's content is unknown then.
+    """
     n = 0
     top = s.phase == Phase.TOP
-    if s.assertion:
+    if s.assertion or s.wrong_output:
         return 0
     if s.phase == Phase.DRAFTS:
         for choice in range(num_drafts_choices(s, c)):

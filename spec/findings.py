@@ -356,4 +356,29 @@ FINDINGS = (
         mend="Schedule it without padding when nothing else is scheduled in the step, or refuse "
         "such budgets at start-up.",
     ),
+    Finding(
+        id="one-token-load-goes-round",
+        title="A prompt of one token that a connector has is loaded again and again",
+        scope=Scope(
+            name="one-token-load-goes-round",
+            kv_role="kv_consumer",
+            block_size=1,
+            requests=(_R(prompt=(1,), max_tokens=1, external=_E(1)),),
+            num_blocks=4,
+            max_num_batched_tokens=8,
+            max_model_len=3,
+        ),
+        broken=Id.NoReuseInFlight,
+        where=f"{_SCHEDULER}: _update_waiting_for_remote_kv, schedule",
+        account="When a load has brought the whole prompt, the last token is to be computed again: "
+        "computed tokens go back by one. For a prompt of one token that is 0, which the scan takes "
+        "for a fresh admission: it asks the connector, and loads the same token once more, into "
+        "the block that it has just published. The request never runs.",
+        reachable="By a connector that offers the whole prompt more than once, with prompts of one "
+        "token (or a resumed request of one token). One-shot transfers come round once only and "
+        "then compute the token; connectors that offer whole blocks never meet it with blocks "
+        "of more than one token.",
+        mend="Tell a request that has been loaded from a fresh one by its blocks, not by its "
+        "computed tokens.",
+    ),
 )

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from kvproof import minimize as module
 from kvproof.actions import enabled_codes
 from kvproof.check import check
-from kvproof.cuts import cuts, measure
+from kvproof.cuts import cuts, measure, weight
 from kvproof.minimize import Progress, minimize
 from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
 from model.compiled import compile_scope
+from spec.findings import FINDINGS
 from spec.scope import Scope
 from spec.scopes import SCOPES
 
@@ -42,13 +44,24 @@ def random_run(scope: Scope, seed: int, length: int) -> Trace:
                 return from_codes(scope, tuple(codes), names_of(mask))
 
 
+def is_broken_by_the_rule(scope: Scope, broken: tuple[str, ...]) -> bool:
+    guarded = check(msgspec.structs.replace(scope, rules_off=())).trace
+    return guarded is None or set(broken).isdisjoint(guarded.broken)
+
+
 @pytest.mark.parametrize("rule", FALLS)
-def test_no_cut_of_the_smallest_scope_keeps_the_violation(rule: str) -> None:
+def test_no_cut_of_the_smallest_scope_has_a_run_as_short(rule: str) -> None:
+    first = check(broken_scope(rule)).trace
+    assert first is not None
     trace = minimize(broken_scope(rule))
     assert trace.scope.rules_off == (rule,)
     for smaller, _kept in cuts(trace.scope):
-        violation = check(smaller).result.violation
-        assert violation is None or set(trace.broken).isdisjoint(violation.invariants)
+        found = check(smaller).trace
+        if found is None or set(first.broken).isdisjoint(found.broken):
+            continue
+        if is_broken_by_the_rule(smaller, found.broken):
+            assert weight(smaller) == weight(trace.scope)
+            assert len(found.actions) > len(trace.actions)
 
 
 @pytest.mark.parametrize("rule", FALLS)
@@ -78,7 +91,7 @@ def test_a_long_random_run_shrinks_to_a_shortest_one() -> None:
 
 
 def test_a_scope_too_large_to_search_is_cut_along_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_search", lambda scope, wanted, states: "bounded")
+    monkeypatch.setattr(module, "_search", lambda scope, wanted, past, states: "bounded")
     run = random_run(broken_scope("evict_hash_on_reuse"), seed=1, length=400)
     reports: list[Progress] = []
     trace = minimize(run, progress=reports.append)
@@ -119,6 +132,13 @@ def test_a_source_that_breaks_nothing_is_refused() -> None:
         minimize(Trace(scope, ()))
     with pytest.raises(TraceError, match="NoSuch"):
         minimize(scope, ["NoSuch"])
+
+
+def test_a_violation_that_no_rule_prevents_is_refused() -> None:
+    finding = FINDINGS[0].scope
+    assert minimize(finding).broken
+    with pytest.raises(TraceError, match="broken with finish_once on too"):
+        minimize(finding.with_rules_off("finish_once"))
 
 
 def test_every_cut_is_smaller_and_keeps_the_rules() -> None:
