@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -20,8 +20,12 @@ from rich.text import Text
 from kvproof import __version__
 from kvproof.check import Check, Limits, check, exit_code
 from kvproof.docs import write_docs
+from kvproof.dot import GraphError, dot
 from kvproof.explore import Progress
 from kvproof.findings import write_findings
+from kvproof.itf import itf
+from kvproof.mermaid import mermaid
+from kvproof.minimize import minimize
 from kvproof.render import render
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.trace import Trace, TraceError, load, replay, save
@@ -374,6 +378,62 @@ def replay_command(
     raise typer.Exit(1 if broken else 0)
 
 
+@app.command(name="minimize")
+def minimize_command(
+    file: Annotated[Path, typer.Argument(help="A trace file.")],
+    to: Annotated[Path, typer.Option(help="Write the smaller trace here.")],
+    force: Force = False,
+) -> None:
+    """Shrink a trace's scope while its violation stays; Ctrl-C keeps the best so far."""
+    if to.exists() and not force:
+        raise UsageError(f"{to} exists; give --force to overwrite it")
+    trace = load(file)
+    with _telling_of_compilation(), _minimising() as show:
+        smaller = minimize(trace, trace.broken, progress=show)
+    save(smaller, to, force=force)
+    out.print(render(smaller), markup=False)
+
+
+@contextmanager
+def _minimising() -> Iterator[Any]:
+    """Show on stderr how small the scope is by now; nothing where it is no terminal."""
+    if not err.is_terminal:
+        yield None
+        return
+    with Live(console=err, transient=True, refresh_per_second=10) as live:
+        yield lambda p: live.update(
+            Text(
+                f"{p.stage}: {p.candidates} candidates, {len(p.scope.requests)} requests, "
+                f"{p.scope.num_blocks - 1} blocks, {p.actions} actions"
+            )
+        )
+
+
+@app.command(name="export")
+def export_command(
+    file: Annotated[Path, typer.Argument(help="A trace file.")],
+    form: Annotated[
+        Literal["itf", "mermaid", "dot"],
+        typer.Option("--as", help="Informal Trace Format, Mermaid, or the scope's graph as DOT."),
+    ],
+    to: Annotated[Path | None, typer.Option(help="Write it here instead of stdout.")] = None,
+    force: Force = False,
+) -> None:
+    """Write a trace, or the state graph of its scope, for other tools."""
+    if to is not None and to.exists() and not force:
+        raise UsageError(f"{to} exists; give --force to overwrite it")
+    trace = load(file)
+    with _telling_of_compilation():
+        if form == "dot":
+            text = dot(trace.scope)
+        else:
+            text = itf(trace) if form == "itf" else mermaid(trace)
+    if to is None:
+        print(text)
+    else:
+        to.write_text(text, encoding="utf-8")
+
+
 @app.command(name="lockstep")
 def lockstep_command(
     scopes: Annotated[list[str] | None, typer.Argument(help="Names or .toml files.")] = None,
@@ -437,6 +497,13 @@ def main() -> None:
     """Run the command line; mistakes of use end with exit code 2 and one line on stderr."""
     try:
         app()
-    except (UsageError, ScopeError, TraceError, MissingEnvironment, DriverError) as error:
+    except (
+        UsageError,
+        ScopeError,
+        TraceError,
+        GraphError,
+        MissingEnvironment,
+        DriverError,
+    ) as error:
         err.print(f"kvproof: {error}", markup=False)
         sys.exit(USAGE)

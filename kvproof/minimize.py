@@ -85,8 +85,8 @@ def minimize(
     first = _first_witness(source, wanted, past)
     if not prevented(first.trace, past):
         raise TraceError(
-            f"{first.scope.name}: an invariant is broken with {', '.join(first.scope.rules_off)} on "
-            f"too; leave rules_off empty"
+            f"{first.scope.name}: an invariant is broken with {', '.join(first.scope.rules_off)} "
+            f"on too; leave rules_off empty"
         )
     return _Shrinking(first, wanted, past, progress).run()
 

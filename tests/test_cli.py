@@ -83,3 +83,31 @@ def test_scopes_and_invariants_are_listed() -> None:
     listed = {scope["name"] for scope in json.loads(kvproof("scopes", "--json").stdout)}
     assert listed == set(SCOPES)
     assert "BlockConservation (state)" in kvproof("invariants").stdout
+
+
+FINDING = "counterexamples/findings/failed-load-stands-in-its-own-way.json"
+
+
+def test_a_trace_is_exported_for_other_tools() -> None:
+    itf = kvproof("export", FINDING, "--as", "itf")
+    assert itf.returncode == 0
+    assert json.loads(itf.stdout)["#meta"]["format"] == "ITF"
+    assert kvproof("export", FINDING, "--as", "mermaid").stdout.startswith("sequenceDiagram")
+    assert kvproof("export", FINDING, "--as", "dot").stdout.startswith("digraph")
+
+
+def test_a_trace_is_minimised_into_a_new_file(tmp_path: Path) -> None:
+    smaller = tmp_path / "smaller.json"
+    done = kvproof("minimize", FINDING, "--to", str(smaller))
+    assert done.returncode == 0
+    replayed = kvproof("replay", str(smaller), "--json")
+    assert replayed.returncode == 1
+    assert json.loads(replayed.stdout)["broken"] == ["NoStall"]
+    again = kvproof("minimize", FINDING, "--to", str(smaller))
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+def test_findings_and_rules_are_listed() -> None:
+    assert "padding-never-fits (NoStall)" in kvproof("findings").stdout
+    assert "evict_hash_on_reuse" in kvproof("rules").stdout
