@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -348,6 +348,15 @@ def test_an_interrupt_from_the_progress_callback_bounds_the_search() -> None:
     assert (result.outcome, result.reason, result.states) == ("bounded", "interrupted", 1)
 
 
+@pytest.fixture
+def python_interrupts() -> Iterator[None]:
+    """Ctrl-C as Python has it by default: a process in the background may have it ignored."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, inherited)
+
+
+@pytest.mark.usefixtures("python_interrupts")
 def test_ctrl_c_ends_the_search_after_the_chunk_at_hand() -> None:
     class Interrupted(Graph):
         def expand(self, rows: Words, out: Successors) -> int:
@@ -362,6 +371,7 @@ def test_ctrl_c_ends_the_search_after_the_chunk_at_hand() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("python_interrupts")
 def test_a_second_ctrl_c_ends_the_search_at_once() -> None:
     class Stuck(Graph):
         def expand(self, rows: Words, out: Successors) -> int:
