@@ -54,7 +54,7 @@ def _arrows(moment: Moment) -> Iterator[str]:
             yield f"Scheduler->>Client: R{r} gets {report.delivered[r]} tokens"
     yield f"Note over Scheduler: {_plain(changes(moment))}"
     if moment.broken:
-        yield f"Note over Client,Device: broken: {', '.join(moment.broken)}"
+        yield f"Note over Scheduler: broken: {', '.join(moment.broken)}"
 
 
 def _plain(text: str) -> str:

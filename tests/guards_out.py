@@ -1,0 +1,208 @@
+"""Runs exported tests in vLLM's interpreter, with each guard in place and with it taken out.
+
+`python guards_out.py FOLDER` imports `test_*.py` there and prints JSON: for each the error of a
+plain run and, if GUARDS names the file's rule, of one without the guard; an error is
+[type, message, the test's line that failed], None where the test passes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+Guard = tuple[Any, str, Callable[..., Any]]
+
+
+def _without(owner: Any, name: str, **fixed: Any) -> Guard:
+    """The same method, with these arguments whatever the caller says."""
+    method = getattr(owner, name)
+    return owner, name, lambda self, *args, **kwargs: method(self, *args, **{**kwargs, **fixed})
+
+
+def _keeping(attribute: str, empty: Any = 0) -> Guard:
+    """A preemption that does not forget one attribute of its victim."""
+    preempt = Scheduler._preempt_request
+
+    def keeping(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        kept = getattr(request, attribute)
+        preempt(self, request, *args, **kwargs)
+        setattr(request, attribute, kept)
+
+    return Scheduler, "_preempt_request", keeping
+
+
+def _touch(self: Any, blocks: Any) -> None:
+    for block in blocks:
+        block.ref_cnt += 1
+
+
+def _free_now(self: Any, request: Any) -> None:
+    self.kv_cache_manager.free(request)
+
+
+def _fence_one_earlier(self: Any, request: Any) -> None:
+    blocks = self.kv_cache_manager.pop_blocks_for_free(request)
+    self.deferred_frees.append((request.last_sched_seq - 1, blocks))
+
+
+def _finish_after_forgetting_loads(self: Any, *args: Any, **kwargs: Any) -> Any:
+    self.finished_recving_kv_req_ids.clear()
+    return _finish_requests(self, *args, **kwargs)
+
+
+def _is_loaded(self: Any, request: Any) -> bool:
+    if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        self.finished_recving_kv_req_ids.add(request.request_id)
+    return bool(_handle_blocked(self, request))
+
+
+def _reset_anyway(self: Any) -> bool:
+    with patch.object(BlockPool, "get_num_free_blocks", lambda pool: pool.num_gpu_blocks - 1):
+        return bool(_reset_prefix_cache(self))
+
+
+def _take_all_tokens(
+    self: Any, request: Any, new_token_ids: list[int], is_stale: bool = False
+) -> tuple[list[int], bool]:
+    every = list(new_token_ids)
+    _kept, stopped = _update_with_output(self, request, new_token_ids, is_stale)
+    return every, stopped
+
+
+def _hash_of_tokens_alone(function: Any, parent: Any, tokens: Any, extra_keys: Any = None) -> Any:
+    places = len(parent or b"\0") - 1
+    return _hash_block_tokens(function, bytes(1 + places), tokens, extra_keys)
+
+
+_finish_requests = Scheduler.finish_requests
+_handle_blocked = Scheduler._handle_blocked_waiting_request
+_reset_prefix_cache = BlockPool.reset_prefix_cache
+_free_blocks = BlockPool.free_blocks
+_update_with_output = Scheduler._update_request_with_output
+_hash_block_tokens = kv_cache_utils.hash_block_tokens
+
+GUARDS: dict[str, Guard] = {
+    "evict_hash_on_reuse": (BlockPool, "_maybe_evict_cached_block", lambda self, block: False),
+    "take_hit_from_free_queue": (BlockPool, "touch", _touch),
+    "free_tail_first": (
+        BlockPool,
+        "free_blocks",
+        lambda self, blocks: _free_blocks(self, list(blocks)[::-1]),
+    ),
+    "keep_published_longest": (
+        FreeKVCacheBlockQueue,
+        "append_n",
+        FreeKVCacheBlockQueue.prepend_n,
+    ),
+    "reuse_unpublished_first": (
+        FreeKVCacheBlockQueue,
+        "prepend_n",
+        FreeKVCacheBlockQueue.append_n,
+    ),
+    "hash_whole_prefix": (kv_cache_utils, "hash_block_tokens", _hash_of_tokens_alone),
+    "hash_includes_salt": (
+        kv_cache_utils,
+        "generate_block_hash_extra_keys",
+        lambda *args, **kwargs: (None, 0),
+    ),
+    "reserve_full_sequence": _without(
+        KVCacheManager, "allocate_slots", full_sequence_must_fit=False
+    ),
+    "reserve_lookahead": _without(KVCacheManager, "allocate_slots", num_lookahead_tokens=0),
+    "publish_loads_when_done": _without(KVCacheManager, "allocate_slots", delay_cache_blocks=False),
+    "requeue_victim_first": (FCFSRequestQueue, "prepend_request", FCFSRequestQueue.add_request),
+    "forget_victim_progress": _keeping("num_computed_tokens"),
+    "forget_victim_placeholders": _keeping("num_output_placeholders"),
+    "forget_victim_drafts": _keeping("spec_token_ids"),
+    "reset_only_unused_pool": (BlockPool, "reset_prefix_cache", _reset_anyway),
+    "clear_hashes_on_reset": (BlockPool, "reset_prefix_cache", lambda self: True),
+    "drop_stale_output_on_reset": _without(Scheduler, "_preempt_request", drop_stale_output=False),
+    "drop_stale_output_of_producers": _without(
+        Scheduler, "_preempt_request", drop_stale_output=False
+    ),
+    "trim_output_after_stop": (Scheduler, "_update_request_with_output", _take_all_tokens),
+    "fence_in_flight_frees": (Scheduler, "_free_request_blocks", _free_now),
+    "fence_at_last_scheduled_step": (Scheduler, "_free_request_blocks", _fence_one_earlier),
+    "hold_blocks_until_load_done": _without(Scheduler, "_free_request", delay_free_blocks=False),
+    "release_hold_if_load_already_done": (
+        Scheduler,
+        "finish_requests",
+        _finish_after_forgetting_loads,
+    ),
+    "hold_blocks_until_sent": (
+        Scheduler,
+        "_connector_finished",
+        lambda self, request: (False, None),
+    ),
+    "wait_for_remote_load": (Scheduler, "_handle_blocked_waiting_request", _is_loaded),
+    "reserve_for_inflight_prefills": (
+        Scheduler,
+        "_inflight_prefill_reserved_blocks",
+        lambda self: 0,
+    ),
+    "reserve_spec_step_for_loads": (Scheduler, "_spec_decode_step_blocks", lambda self: 0),
+    "stay_awake_for_delayed_frees": (
+        Scheduler,
+        "has_finished_requests",
+        lambda self: bool(self.finished_req_ids),
+    ),
+}
+"""By rule: the function that has the guard, and what it is without."""
+
+
+@contextmanager
+def _taken_out(rule: str) -> Iterator[None]:
+    owner, name, function = GUARDS[rule]
+    with patch.object(owner, name, function):
+        yield
+
+
+def _error(module: ModuleType) -> list[str] | None:
+    (test,) = (
+        value
+        for name, value in vars(module).items()
+        if name.startswith("test_") and isinstance(value, FunctionType)
+    )
+    try:
+        test()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.line or "" for frame in frames if frame.name == test.__name__]
+        return [type(error).__name__, str(error).partition("\n")[0], lines[-1]]
+    return None
+
+
+def main(folder: Path) -> None:
+    """Run every test of the folder."""
+    logging.disable(logging.CRITICAL)
+    sys.path.insert(0, str(folder))
+    results = {}
+    for path in sorted(folder.glob("test_*.py")):
+        module = importlib.import_module(path.stem)
+        rule = path.stem.removeprefix("test_")
+        results[rule] = {"plain": _error(module)}
+        if rule in GUARDS:
+            with _taken_out(rule):
+                results[rule]["without"] = _error(module)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""Exported tests: they pass on vLLM as it is, fail without the guard, and fail where vLLM does."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproof.check import check
+from kvproof.counterexamples import FOLDER
+from kvproof.findings import FOLDER as FINDINGS_FOLDER
+from kvproof.trace import Trace, TraceError, load
+from kvproof.vllm import environment
+from kvproof.vllm.export import export_test
+from spec.rules import Rule
+from spec.scopes import SCOPES
+
+ROOT = Path(__file__).parent.parent
+RULES = {rule.name: ROOT / FOLDER / f"{rule.name}.json" for rule in Rule}
+FINDINGS = {path.stem: path for path in sorted((ROOT / FINDINGS_FOLDER).glob("*.json"))}
+
+each_trace = pytest.mark.parametrize("name", [*RULES, *FINDINGS])
+
+
+def exported(name: str) -> str:
+    return export_test(load({**RULES, **FINDINGS}[name]))
+
+
+def calls(source: str) -> list[str]:
+    """The calls of the engine in an exported test, as they stand there."""
+    test = next(
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+    found = [ast.unparse(node) for node in test.body if isinstance(node, ast.Expr)]
+    return [call for call in found if not call.startswith("e.expect(")]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the exported tests did in vLLM's interpreter, with and without their guards."""
+    python = environment.find()
+    if python is None:
+        pytest.skip("vLLM has no environment here: `make vllm` builds it")
+    folder = tmp_path_factory.mktemp("exported")
+    for name in [*RULES, *FINDINGS]:
+        (folder / f"test_{name.replace('-', '_')}.py").write_text(exported(name), "utf-8")
+    runner = ROOT / "tests" / "guards_out.py"
+    done = subprocess.run(
+        [str(python), str(runner), str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@each_trace
+def test_an_exported_test_needs_nothing_of_kvproof(name: str) -> None:
+    modules = {
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(exported(name)))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert not {module for module in modules if str(module).startswith(("kvproof", "model"))}
+    assert "vllm.v1.core.sched.scheduler" in modules
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_exported_test_passes_where_the_guard_is(name: str, results: dict[str, Any]) -> None:
+    assert results[name]["plain"] is None
+
+
+def test_an_exported_test_fails_where_the_guard_is_not(results: dict[str, Any]) -> None:
+    passed = [name for name, found in results.items() if found.get("without", ...) is None]
+    assert passed == []
+    assert sum("without" in found for found in results.values()) >= 25
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_an_exported_finding_fails_at_its_last_call(name: str, results: dict[str, Any]) -> None:
+    error = results[name.replace("-", "_")]["plain"]
+    assert error is not None
+    assert ast.unparse(ast.parse(error[2])) == calls(exported(name))[-1]
+
+
+def test_every_call_that_the_guard_allows_is_exported() -> None:
+    source = exported("hold_blocks_until_load_done")
+    assert calls(source) == ["e.add(0)", "e.schedule()", "e.abort(0)"]
+    assert "e = Engine(no_reuse_in_flight)" in source
+    assert "class ScriptedConnector" in source
+    assert "class ScriptedConnector" not in exported("free_tail_first")
+
+
+def test_a_plain_run_is_exported_with_all_that_is_to_be_seen() -> None:
+    trace = check(SCOPES["two-equal"].with_rules_off("free_tail_first")).trace
+    assert trace is not None
+    plain = Trace(SCOPES["two-equal"], trace.actions)
+    source = export_test(plain)
+    assert len(calls(source)) == len(plain.actions)
+    assert "e = Engine()" in source
+
+
+def test_a_trace_that_is_not_as_it_says_is_refused() -> None:
+    with pytest.raises(TraceError, match="does not break Isolation at its end"):
+        export_test(Trace(SCOPES["two-equal"], (), ("Isolation",)))
+    finding = load(next(iter(FINDINGS.values())))
+    with pytest.raises(TraceError, match="leave rules_off empty"):
+        export_test(Trace(finding.scope.with_rules_off("finish_once"), finding.actions))
