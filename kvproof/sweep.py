@@ -1,15 +1,16 @@
 """The sweep: small scopes that cover every pair of switches and boundary values, each searched.
 
 Nobody can guess the one configuration that breaks. Each row of the pairwise cover is made into a
-scope and searched within a budget of states; what breaks is passed over, so that it does not hide
-what else does. Every distinct violation is reported once, in the smallest scope that has it.
+scope and searched within a budget of states, on past every run that breaks something, so that one
+violation does not hide another; and once more past unsound publications, to see who reads them.
+Every distinct violation is reported once, in the smallest scope that has it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,9 +18,11 @@ from typing import Any
 
 import msgspec
 
-from kvproof.check import Limits, check
+from kvproof.check import Limits
+from kvproof.collect import collect
 from kvproof.minimize import minimize
 from kvproof.pairwise import Constraint, Cover, Row, pairs_of
+from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import Trace, TraceError, replay
 from model.state import Assertion, Branch
 from spec.findings import FINDINGS, Finding
@@ -28,7 +31,7 @@ from spec.scope import External, RequestSpec, Scope, ScopeError
 
 QUICK = 120
 FULL = 600
-_ROUNDS = 6
+_PASSED = (frozenset[Id](), frozenset({Id.PublishedSound}))
 
 PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
     "mode": ("sync", "async", "pipeline 2", "pipeline 3", "async v2", "async v2 pipeline 2"),
@@ -63,7 +66,7 @@ PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
     "reset": ("never", "unused", "running"),
     "pause": (False, True),
     "ends": ("length", "stops", "aborts", "both"),
-    "prompts": ("equal", "nested", "shared", "disjoint"),
+    "prompts": ("equal", "nested", "shared", "disjoint", "long"),
     "priorities": ("equal", "distinct"),
     "arrivals": ("equal", "distinct"),
     "requests": (2, 3),
@@ -118,6 +121,7 @@ _PROMPTS = {
     "nested": ((1, 2, 1), (1, 2, 1, 2, 1), (1, 2)),
     "shared": ((1, 2, 1), (1, 2, 2, 1), (1, 2)),
     "disjoint": ((1, 2, 1), (2, 1, 1, 2), (2, 2)),
+    "long": ((1, 2, 1, 1, 2, 2, 1), (1,), (2, 1)),
 }
 _STEP = {"smallest": 0, "next": 1, "roomy": 3}
 
@@ -127,7 +131,7 @@ def _external(load: str, prompt: tuple[int, ...], block_size: int) -> External |
         return None
     kind, _, what = load.partition(" ")
     whole_blocks = max((len(prompt) - 1) // block_size, 1) * block_size
-    tokens = {"part": len(prompt) - 1, "whole": len(prompt)}.get(what, whole_blocks)
+    tokens = {"part": max(len(prompt) - 1, 1), "whole": len(prompt)}.get(what, whole_blocks)
     return External(
         tokens=tokens,
         is_async=kind == "async",
@@ -169,7 +173,7 @@ def scope_of(number: int, row: Row) -> Scope:
         block_size=block_size,
         max_num_seqs=cap,
         max_num_batched_tokens=budget,
-        max_num_scheduled_tokens=max(budget - 1, 1)
+        max_num_scheduled_tokens=max(budget // 2, 1)
         if value["scheduled budget"] == "below"
         else None,
         max_model_len=length,
@@ -234,48 +238,49 @@ def _size(found: Found) -> tuple[int, int, int]:
     return len(scope.requests), len(found.trace.actions), scope.num_blocks
 
 
-def place_of(trace: Trace, past: Iterable[Id] = ()) -> str:
-    """What tells violations apart: what falls, at which action, by which assertion, and after what.
+def place_of(trace: Trace) -> str:
+    """What tells violations apart: what falls, at which action, by which assertion, after what.
 
-    A failed synchronous load is named, since what it leaves behind falls in many ways.
+    What a failed synchronous load, a victim taken out of its step, or a reset that raised leaves
+    behind falls in many ways, so it is named.
     """
-    last = list(replay(trace))[-1]
-    falls = "+".join(name for name in trace.broken if Id[name] not in set(past))
-    words = [falls, "at", last.action.do]
+    moments = list(replay(trace))
+    last = moments[-1]
+    words = ["+".join(trace.broken), "at", last.action.do]
     if last.after.assertion:
         words[0] = Id.NoAssertion.name
         words.append(Assertion(last.after.assertion).name.lower())
-    if Id.NoStall.name in falls:
+    if Id.NoStall.name in trace.broken:
         # Why nothing was scheduled: the way out of the scan that was taken.
         taken = last.report.branches
         words += [b.name for b in Branch if b.name.startswith("waiting_") and taken[b]]
     outcomes = (o for action in trace.actions for o in action.outcomes.values())
     if any(outcome.load_fails for outcome in outcomes):
         words.append("after a failed synchronous load")
+    if any(moment.report.branches[Branch.preempted_scheduled] for moment in moments):
+        words.append("after a scheduled victim")
+    if any(moment.report.reset_ok < 0 for moment in moments[:-1]):
+        words.append("after a reset that raised")
     return " ".join(words)
 
 
 def search(number: int, row: Row, limits: Limits) -> Swept:
-    """Search one row's scope, passing over what breaks to see what else does."""
+    """Search one row's scope for every distinct violation."""
     scope = scope_of(number, row)
-    past: frozenset[Id] = frozenset()
     found = []
     states = transitions = 0
-    outcome = "holds"
-    for _ in range(_ROUNDS):
-        done = check(scope, limits, ignore=past)
-        if done.result.reason == "interrupted":
+    bounded = False
+    for past in _PASSED:
+        system = SchedulerSystem(scope, ignore=past)
+        result, traces = collect(system, max_states=limits.states, max_seconds=limits.seconds)
+        if result.reason == "interrupted":
             raise KeyboardInterrupt
-        states = max(states, done.result.states)
-        transitions += done.result.transitions
-        trace = done.trace
-        if trace is None:
-            outcome = done.result.outcome
-            break
-        found.append(Found(place_of(trace, past), trace, tuple(sorted(i.name for i in past))))
-        past |= {Id[name] for name in trace.broken}
-    if found:
-        outcome = "violated"
+        states = max(states, result.states)
+        transitions += result.transitions
+        bounded = bounded or result.outcome == "bounded"
+        names = tuple(sorted(identity.name for identity in past))
+        found += [Found(place_of(trace), trace, names) for trace in traces]
+    outcome = "violated" if found else "bounded" if bounded else "holds"
     return Swept(number, row, outcome, states, transitions, tuple(found))
 
 
@@ -326,8 +331,7 @@ def sweep(
 def minimal(found: Found) -> Trace:
     """The violation in the smallest scope, as short as it gets there."""
     past = frozenset(Id[name] for name in found.past)
-    names = [name for name in found.trace.broken if Id[name] not in past]
-    return minimize(found.trace, names, past=past)
+    return minimize(found.trace, found.trace.broken, past=past)
 
 
 def explanation(place: str) -> Finding | None:

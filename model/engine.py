@@ -313,7 +313,7 @@ def apply(s, c, e, action):
     elif kind == Kind.SENT:
         s.sending[argument] = 2
     elif kind == Kind.RESET_PREFIX_CACHE:
-        e.reset_ok = 1 if scheduler.reset_prefix_cache(s, c, e, argument == 1) else 0
+        e.reset_ok = scheduler.reset_prefix_cache(s, c, e, argument == 1)
     elif kind == Kind.SET_PAUSE_STATE:
         s.pause = argument
     device.forget_unreadable(s, c)

@@ -109,7 +109,7 @@ def preempt_request(s, c, e, r, drop_stale_output):
     s.preempted_note[r] = 1
     for d in range(s.num_steps):
         if s.step_tokens[d, r] > 0:
-            s.step_stale[d, r] = 1
+            s.step_stale[d, r] += 1
 
 
 @kernel
@@ -687,7 +687,11 @@ def update_from_output(s, c, e):
 
 @kernel
 def reset_prefix_cache(s, c, e, reset_running_requests):
-    """Forget the published prefixes (Scheduler.reset_prefix_cache); returns whether it was done."""
+    """Forget the published prefixes (Scheduler.reset_prefix_cache).
+
+    Returns 1 if it was done, 0 if it was refused, and -1 if it raised, after the preemptions: the
+    engine goes on, only the call fails (vllm/v1/engine/core.py, _invoke_utility_method).
+    """
     if reset_running_requests:
         while s.num_running > 0:
             r = s.running[s.num_running - 1] - 1
@@ -695,6 +699,6 @@ def reset_prefix_cache(s, c, e, reset_running_requests):
             e.branches[Branch.reset_preempted] += 1
             preempt_request(s, c, e, r, True)
     done = block_pool.reset_prefix_cache(s, c, e)
-    if reset_running_requests and not done:
-        block_pool.fail(s, Assertion.RESET_FAILED)
-    return done
+    if done:
+        return 1
+    return -1 if reset_running_requests else 0

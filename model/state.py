@@ -71,17 +71,14 @@ class Assertion(IntEnum):
     PREEMPTED_NOT_RUNNING = 12
     STALE_BELOW_ZERO = 13
     PLACEHOLDERS_BELOW_ZERO = 14
-    RESET_FAILED = 15
-    LOAD_OF_UNKNOWN_REQUEST = 16
-    LOAD_OF_RUNNING_REQUEST = 17
-    SENT_OF_UNKNOWN_REQUEST = 18
-    BAD_STATUS_AT_ADMISSION = 19
-    HIT_LONGER_THAN_REQUEST = 20
-    ZERO_TOKENS_SCHEDULED = 21
-    SCHEDULED_UNKNOWN_REQUEST = 22
-    HASH_OF_UNKNOWN_TOKENS = 23
-    BLOCK_NOT_IN_FREE_QUEUE = 24
-    PADDING_CUT = 25
+    LOAD_OF_UNKNOWN_REQUEST = 15
+    LOAD_OF_RUNNING_REQUEST = 16
+    SENT_OF_UNKNOWN_REQUEST = 17
+    BAD_STATUS_AT_ADMISSION = 18
+    HIT_LONGER_THAN_REQUEST = 19
+    HASH_OF_UNKNOWN_TOKENS = 20
+    BLOCK_NOT_IN_FREE_QUEUE = 21
+    PADDING_CUT = 22
 
 
 class Branch(IntEnum):
@@ -214,7 +211,7 @@ STATE = Schema(
         _field("step_drafts", "D R", "drafts scheduled"),
         _field("step_acceptable", "D R", "drafts that may be accepted"),
         _field("step_samples", "D R", "the step samples for the request"),
-        _field("step_stale", "D R", "the request was preempted since"),
+        _field("step_stale", "D R", "times the request was preempted since"),
         _field("step_known", "D R", "tokens that the device knows"),
         _field("step_load_start", "D R", "first token of a synchronous load"),
         _field("step_load_tokens", "D R", "tokens of a synchronous load"),
@@ -317,7 +314,7 @@ REPORT = Schema(
         _field("fits", "R", "an admission left room for the rest of its known sequence"),
         _field("delivered", "R", "tokens delivered"),
         _field("finished", "R", "Status it finished with"),
-        _field("reset_ok", "", "what reset_prefix_cache returned"),
+        _field("reset_ok", "", "reset_prefix_cache returned True: 1, False: 0, raised: -1"),
         _field("accepted", "R", "choice: drafts accepted"),
         _field("stop_at", "R", "choice: 1 + place of a stop among the sampled tokens"),
         _field("load_fails", "R", "choice: 1 + block of a synchronous load that fails"),

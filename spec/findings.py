@@ -105,8 +105,8 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=5,
         ),
-        places=("NoAssertion at reset_prefix_cache reset_failed*",),
-        broken=Id.NoAssertion,
+        places=("ResetSound at reset_prefix_cache",),
+        broken=Id.ResetSound,
         where=f"{_SCHEDULER}: reset_prefix_cache",
         account="Requests that wait for a remote load keep their blocks, so the pool is in use and "
         "the reset fails with a RuntimeError. By then every running request has been preempted, "
@@ -128,7 +128,7 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=5,
         ),
-        broken=Id.NoAssertion,
+        broken=Id.ResetSound,
         where=f"{_SCHEDULER}: reset_prefix_cache, _free_request_blocks",
         account="With defer_block_free the blocks of a preempted request go behind a fence while a "
         "step that was dispatched may still write them. They are not free, so the reset that has "
@@ -380,5 +380,140 @@ FINDINGS = (
         "of more than one token.",
         mend="Tell a request that has been loaded from a fresh one by its blocks, not by its "
         "computed tokens.",
+    ),
+    Finding(
+        id="priority-victim-reads-its-own-garbage",
+        title="A priority victim that was scheduled in the same call leaves garbage published",
+        scope=Scope(
+            name="priority-victim-reads-its-own-garbage",
+            policy="priority",
+            block_size=1,
+            long_prefill_token_threshold=2,
+            requests=(
+                _R(prompt=(1, 1, 1, 1, 1, 1, 1), max_tokens=1, priority=1),
+                _R(prompt=(1,), max_tokens=2),
+            ),
+            num_blocks=9,
+            max_num_batched_tokens=3,
+            max_model_len=8,
+        ),
+        broken=Id.ReadsCorrect,
+        past=(Id.PublishedSound,),
+        places=(
+            "PublishedSound at * after a scheduled victim",
+            "ReadsCorrect at output after a scheduled victim",
+        ),
+        where=f"{_SCHEDULER}: schedule, the priority branch of the preemption",
+        account="allocate_slots publishes the blocks that a step will fill before the step is "
+        "dispatched. If a request of higher priority then needs blocks in the same call, the "
+        "victim may be one that has just been scheduled. It is taken out of the step, and its "
+        "blocks go back to the pool with their hashes in place; but the step that was to fill "
+        "them never runs for it. Unless the new owner happens to take exactly those blocks, they "
+        "stay published with garbage in them. Here the victim itself is resumed, hits them, and "
+        "computes its token from garbage.",
+        reachable="By any user of the priority policy with prefix caching (the default), without "
+        "any connector: a preemption whose victim was scheduled earlier in the same call and was "
+        "to fill two blocks, or one and a draft's. The wrong output is silent.",
+        mend="Withdraw the hashes that this call has published when a victim is taken out of the "
+        "step, or publish only when the step is put together.",
+    ),
+    Finding(
+        id="priority-victim-garbage-read-by-another",
+        title="The garbage that a priority victim leaves published is served to another request",
+        scope=Scope(
+            name="priority-victim-garbage-read-by-another",
+            policy="priority",
+            block_size=1,
+            num_speculative_tokens=1,
+            requests=(
+                _R(prompt=(1,), max_tokens=3, priority=1),
+                _R(prompt=(1,), max_tokens=2),
+                _R(prompt=(1, 1, 1, 1), max_tokens=1),
+            ),
+            num_blocks=7,
+            max_num_batched_tokens=4,
+            max_model_len=5,
+        ),
+        broken=Id.ReadsCorrect,
+        past=(Id.PublishedSound,),
+        where=f"{_SCHEDULER}: schedule, the priority branch of the preemption",
+        account="The same as above under speculative decoding, with every other option at its "
+        "default: the block that the victim's verified token was to complete stays published, "
+        "and a request of another client with that prefix hits it.",
+        reachable="By any user of the priority policy with prefix caching and speculation.",
+        mend="As above.",
+    ),
+    Finding(
+        id="prompt-above-the-scheduled-budget",
+        title="Without chunked prefill a prompt above max_num_scheduled_tokens never runs",
+        scope=Scope(
+            name="prompt-above-the-scheduled-budget",
+            chunked_prefill=False,
+            max_num_seqs=1,
+            requests=(_R(prompt=(1, 2, 1), max_tokens=1),),
+            num_blocks=4,
+            max_num_batched_tokens=5,
+            max_num_scheduled_tokens=2,
+            max_model_len=5,
+        ),
+        broken=Id.NoStall,
+        places=("NoStall at schedule *waiting_not_chunkable*",),
+        where=f"{_SCHEDULER}: schedule; vllm/config/scheduler.py",
+        account="Start-up makes sure that without chunked prefill the batched budget holds the "
+        "model length, but a step schedules no more than max_num_scheduled_tokens, which nothing "
+        "compares with it. A longer prompt ends the scan in every step; nothing behind it runs.",
+        reachable="By configuration: enable_chunked_prefill off and max_num_scheduled_tokens "
+        "below a prompt's length, which start-up accepts.",
+        mend="Compare the scheduled budget with the model length at start-up too.",
+    ),
+    Finding(
+        id="failed-load-missed-after-a-reset",
+        title="A failed load is not noticed while a step from before a reset is in flight",
+        scope=Scope(
+            name="failed-load-missed-after-a-reset",
+            kv_role="kv_consumer",
+            async_scheduling=True,
+            may_fail_loads=True,
+            may_reset_running=True,
+            requests=(_R(prompt=(1, 1), max_tokens=1, external=_E(1)),),
+            num_blocks=4,
+            max_num_batched_tokens=2,
+            max_model_len=3,
+        ),
+        broken=Id.ReadsCorrect,
+        past=(Id.PublishedSound, Id.ResetSound),
+        where=f"{_SCHEDULER}: _update_requests_with_invalid_blocks",
+        account="Invalid blocks are looked for below the computed tokens less those of the step "
+        "whose output is taken in. After a reset that step may be from before the preemption, "
+        "while the computed tokens are those of the new load: the subtraction takes the invalid "
+        "block out of the range, the load counts as whole, and the request computes from garbage "
+        "and publishes it.",
+        reachable="By any user of an asynchronous connector who resets running requests with a "
+        "step in flight, if a load fails right after.",
+        mend="Subtract nothing for requests that wait for a remote load.",
+    ),
+    Finding(
+        id="producer-loads-without-fence",
+        title="A connector in the producer role that loads has no fence",
+        scope=Scope(
+            name="producer-loads-without-fence",
+            kv_role="kv_producer",
+            block_size=1,
+            pipeline_parallel_size=2,
+            requests=(
+                _R(prompt=(1, 1), max_tokens=1, may_abort=True),
+                _R(prompt=(2, 2), max_tokens=1, external=_E(2)),
+            ),
+            num_blocks=4,
+            max_num_batched_tokens=2,
+            max_model_len=3,
+        ),
+        broken=Id.NoReuseInFlight,
+        where=f"{_SCHEDULER}: __init__, defer_block_free",
+        account="Freed blocks wait behind a fence only if the connector's role is to consume. "
+        "Nothing keeps a connector in the producer role from answering with tokens to load: its "
+        "load may then be given blocks that a dispatched step still writes.",
+        reachable="By a connector that loads in spite of its role; the ones in the tree do not.",
+        mend="Let the fence depend on what the connector does: arm it with the first load.",
     ),
 )

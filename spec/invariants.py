@@ -346,8 +346,10 @@ INVARIANTS = (
     Invariant(
         Id.ResetSound,
         "step",
-        "After a successful reset no block is in use and none is published.",
-        "A reset follows a change of weights: an older hit is KV of another model.",
+        "After a successful reset no block is in use and none is published; a reset of running "
+        "requests, which preempts them all, is done.",
+        "A reset follows a change of weights: an older hit is KV of another model. One that raises "
+        "has preempted every running request for nothing.",
         f"{_POOL}: reset_prefix_cache",
         (Rule.reset_only_unused_pool, Rule.clear_hashes_on_reset),
     ),

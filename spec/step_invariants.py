@@ -169,8 +169,10 @@ def least_recently_freed(before, s, c, e, kind):
 
 @kernel
 def reset_sound(before, s, c, e, kind):
-    if kind != engine.Kind.RESET_PREFIX_CACHE or not e.reset_ok:
+    if kind != engine.Kind.RESET_PREFIX_CACHE or e.reset_ok == 0:
         return VACUOUS
+    if e.reset_ok < 0:
+        return BROKEN
     for b in range(1, c.num_blocks):
         if s.block_hash[b] or s.ref_cnt[b]:
             return BROKEN

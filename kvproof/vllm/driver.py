@@ -355,9 +355,13 @@ class Engine:
         names = [self._names[r] for r in drafts]
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, list(drafts.values())))
 
-    def reset(self, running: bool) -> bool:
+    def reset(self, running: bool) -> bool | str:
         """Reset the prefix cache, preempting what runs if `running`; whether it was reset."""
-        return bool(self.scheduler.reset_prefix_cache(reset_running_requests=running))
+        try:
+            return bool(self.scheduler.reset_prefix_cache(reset_running_requests=running))
+        except RuntimeError:
+            # The engine fails the call and goes on.
+            return "raised"
 
     def pause(self, state: int) -> None:
         """Set the pause state: 0 is none, 1 pauses new requests, 2 all."""
