@@ -1,0 +1,116 @@
+"""Lassos: runs that never get anywhere, as a stem and a loop that can be taken for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvproof import __version__
+from kvproof.actions import Action, enabled_codes, name_action
+from kvproof.render import changes, scope_lines
+from kvproof.trace import Trace, TraceError, replay, step
+from model.compiled import compile_scope
+from spec.progress import Property
+from spec.scope import Scope
+
+FORMAT = "kvproof lasso"
+VERSION = 1
+
+_MOST_ROUNDS = 1000
+
+
+class Lasso(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run that breaks a progress property: after `stem` the actions of `loop` recur for ever.
+
+    The state after the loop is the one before it, block numbers included. Without a loop the stem
+    itself shows it: it ends where nothing is enabled, or a request has been passed too often.
+    """
+
+    scope: Scope
+    property: str
+    stem: tuple[Action, ...]
+    loop: tuple[Action, ...]
+    format: str = FORMAT
+    version: int = VERSION
+    tool: str = __version__
+
+    def __post_init__(self) -> None:
+        if self.property not in Property.__members__:
+            raise TraceError(
+                f"property: {self.property!r} is not one of {', '.join(Property.__members__)}"
+            )
+
+    def rounds(self, count: int) -> Trace:
+        """The run that takes the loop `count` times, as a trace."""
+        return Trace(self.scope, self.stem + self.loop * count)
+
+
+def lasso(
+    scope: Scope,
+    broken: Property,
+    stem: tuple[int, ...],
+    then: tuple[int, ...],
+    loop: tuple[int, ...],
+) -> Lasso:
+    """The lasso of a stem in the codes of the search, and what follows it before the loop.
+
+    The latter two are places among the enabled actions. The search may rename blocks, so its loop
+    need not return to the same block numbers at once. It is taken until it does: a renaming that is
+    repeated comes back to where it began.
+    """
+    compiled = compile_scope(scope)
+    state = compiled.initial()
+    taken: list[Action] = []
+
+    def take(code: int) -> None:
+        nonlocal state
+        taken.append(name_action(compiled, state, code))
+        state, _report, _broken = step(compiled, state, code)
+
+    for code in stem:
+        take(code)
+    for place in then:
+        take(int(enabled_codes(compiled, state)[place]))
+    before = len(taken)
+    first = state.row.tobytes()
+    for _ in range(_MOST_ROUNDS if loop else 0):
+        for place in loop:
+            take(int(enabled_codes(compiled, state)[place]))
+        if state.row.tobytes() == first:
+            break
+    else:
+        if loop:
+            raise RuntimeError(
+                f"{scope.name}: a loop of {len(loop)} actions does not return to its state in "
+                f"{_MOST_ROUNDS} rounds: the renaming of blocks is not a symmetry"
+            )
+    return Lasso(scope, broken.name, tuple(taken[:before]), tuple(taken[before:]))
+
+
+def check_returns(found: Lasso) -> None:
+    """Replay a lasso on the model; TraceError where the loop does not return to its state."""
+    moments = list(replay(found.rounds(1)))
+    before = compile_scope(found.scope).initial()
+    if found.stem:
+        before = moments[len(found.stem) - 1].after
+    if moments and moments[-1].after.row.tobytes() != before.row.tobytes() and found.loop:
+        raise TraceError("the loop does not return to the state that it starts from")
+
+
+def render_lasso(found: Lasso) -> str:
+    """The lasso as text: one line an action with what changed, the loop marked."""
+    trace = found.rounds(1)
+    lines = [*scope_lines(trace), ""]
+    width = max((len(str(action)) for action in trace.actions), default=0)
+    for moment in replay(trace):
+        if found.loop and moment.number == len(found.stem) + 1:
+            lines.append("     for ever:")
+        lines.append(f"{moment.number:3}  {str(moment.action).ljust(width)}  {changes(moment)}")
+    return "\n".join(lines) + "\n"
+
+
+def save_lasso(found: Lasso, path: Path) -> None:
+    """Write a lasso as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
