@@ -9,7 +9,16 @@ import msgspec
 from kvproof import __version__
 from kvproof.actions import Action, enabled_codes, name_action
 from kvproof.render import changes, scope_lines
-from kvproof.trace import Trace, TraceError, replay, step
+from kvproof.trace import (
+    Trace,
+    TraceError,
+    check_requests,
+    decode,
+    encode,
+    read,
+    replay,
+    step,
+)
 from model.compiled import compile_scope
 from spec.progress import Property
 from spec.scope import Scope
@@ -21,14 +30,14 @@ _MOST_ROUNDS = 1000
 
 
 class Lasso(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run that breaks a progress property: after `stem` the actions of `loop` recur for ever.
+    """A run that breaks progress properties: after `stem` the actions of `loop` recur for ever.
 
     The state after the loop is the one before it, block numbers included. Without a loop the stem
     itself shows it: it ends where nothing is enabled, or a request has been passed too often.
     """
 
     scope: Scope
-    property: str
+    broken: tuple[str, ...]
     stem: tuple[Action, ...]
     loop: tuple[Action, ...]
     format: str = FORMAT
@@ -36,10 +45,12 @@ class Lasso(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool: str = __version__
 
     def __post_init__(self) -> None:
-        if self.property not in Property.__members__:
-            raise TraceError(
-                f"property: {self.property!r} is not one of {', '.join(Property.__members__)}"
-            )
+        for name in self.broken:
+            if name not in Property.__members__:
+                raise TraceError(
+                    f"broken: no progress property is named {name!r}; there are "
+                    f"{', '.join(Property.__members__)}"
+                )
 
     def rounds(self, count: int) -> Trace:
         """The run that takes the loop `count` times, as a trace."""
@@ -48,7 +59,7 @@ class Lasso(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def lasso(
     scope: Scope,
-    broken: Property,
+    broken: tuple[Property, ...],
     stem: tuple[int, ...],
     then: tuple[int, ...],
     loop: tuple[int, ...],
@@ -85,17 +96,17 @@ def lasso(
                 f"{scope.name}: a loop of {len(loop)} actions does not return to its state in "
                 f"{_MOST_ROUNDS} rounds: the renaming of blocks is not a symmetry"
             )
-    return Lasso(scope, broken.name, tuple(taken[:before]), tuple(taken[before:]))
+    names = tuple(one.name for one in broken)
+    return Lasso(scope, names, tuple(taken[:before]), tuple(taken[before:]))
 
 
 def check_returns(found: Lasso) -> None:
-    """Replay a lasso on the model; TraceError where the loop does not return to its state."""
+    """Take a lasso on the model; TraceError where the loop does not return to its state."""
     moments = list(replay(found.rounds(1)))
-    before = compile_scope(found.scope).initial()
-    if found.stem:
-        before = moments[len(found.stem) - 1].after
-    if moments and moments[-1].after.row.tobytes() != before.row.tobytes() and found.loop:
-        raise TraceError("the loop does not return to the state that it starts from")
+    if found.loop:
+        first, last = moments[len(found.stem)].before, moments[-1].after
+        if first.row.tobytes() != last.row.tobytes():
+            raise TraceError("the loop does not return to the state that it starts from")
 
 
 def render_lasso(found: Lasso) -> str:
@@ -111,6 +122,19 @@ def render_lasso(found: Lasso) -> str:
 
 
 def save_lasso(found: Lasso, path: Path) -> None:
-    """Write a lasso as JSON."""
+    """Write a lasso as JSON, one action a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    path.write_bytes(encode(found, "stem", "loop"))
+
+
+def load_lasso(path: Path) -> Lasso:
+    """Read a lasso; TraceError where it is damaged, foreign, or does not go round."""
+    found = decode(read(path), str(path), Lasso, FORMAT, VERSION)
+    check_requests(found.scope, found.stem + found.loop, str(path))
+    check_returns(found)
+    return found
+
+
+def is_lasso(path: Path) -> bool:
+    """Whether the file says of itself that it is a lasso."""
+    return FORMAT.encode() in read(path)

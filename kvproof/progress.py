@@ -248,18 +248,27 @@ class _Analysis:
         started = time.perf_counter()
         around = Cycles(self.graph, ENGINE, ENGINE)
         idle = Cycles(self.graph, ENGINE | MOVES, ENGINE) if around.found else around
+        stuck = self._first(idle, self._is_fair)
+        preempting = self._first(around, lambda cycle: bool(cycle.labels & PREEMPTS))
+        busy = self._first(around, lambda c: self._is_fair(c) and bool(c.labels & MOVES))
+        most, passing_run = self._overtaking()
+        seconds = time.perf_counter() - started
         found = [
             self._dead_end(),
-            self._shortest(Property.NothingStuck, idle, self._is_fair),
-            self._shortest(Property.NoPreemptionCycle, around, _preempts, PREEMPTS),
-            self._shortest(Property.EveryRequestFinishes, around, self._is_fair),
+            self._around(Property.NothingStuck, idle, stuck, STEP),
+            self._around(Property.NoPreemptionCycle, around, preempting, PREEMPTS),
+            self._around(None, around, busy, MOVES),
+            passing_run and self._lasso((Property.BoundedOvertaking,), *passing_run),
         ]
-        most, overtaking = self._overtaking()
-        found.append(overtaking)
+        lassos: list[Lasso] = []
+        for one in found:
+            # A preempting cycle may be the busy one too.
+            if one and not any(one.rounds(1) == other.rounds(1) for other in lassos):
+                lassos.append(one)
         return ProgressCheck(
             scope=self.scope,
             result=self.result,
-            lassos=tuple(one for one in found if one is not None),
+            lassos=tuple(lassos),
             due_states=int(np.count_nonzero(self.due)),
             cut_states=self.recorder.cut,
             cycles=len(around.found),
@@ -268,52 +277,61 @@ class _Analysis:
             passes=len(self.recorder.passing),
             most_passes=most,
             graph_bytes=self.recorder.nbytes,
-            graph_seconds=time.perf_counter() - started,
+            graph_seconds=seconds,
         )
 
     def _dead_end(self) -> Lasso | None:
         state = self.recorder.dead_end
-        return None if state is None else self._lasso(Property.NoDeadEnd, state)
+        if state is None:
+            return None
+        return self._lasso((Property.NoDeadEnd, Property.EveryRequestFinishes), state)
 
     def _is_fair(self, cycle: Cycle) -> bool:
-        under_way = int(np.bitwise_and.reduce(self.transfers[cycle.states]))
-        return under_way == 0 and bool(cycle.labels & STEP)
+        return self._under_way(cycle) == 0 and bool(cycle.labels & STEP)
 
-    def _shortest(
-        self,
-        broken: Property,
-        cycles: Cycles,
-        is_bad: Callable[[Cycle], bool],
-        label: int = STEP,
-    ) -> Lasso | None:
-        """The lasso to the first state on a bad cycle where something is due.
+    def _under_way(self, cycle: Cycle) -> int:
+        """Mask of the requests whose transfer does not end anywhere on the cycle."""
+        return int(np.bitwise_and.reduce(self.transfers[cycle.states]))
 
-        The loop takes a transition of the given label; where the property is about fair runs, it
-        also passes a state in which each transfer is not under way.
-        """
+    def _first(self, cycles: Cycles, is_bad: Callable[[Cycle], bool]) -> Cycle | None:
+        """The bad cycle, with something due all the way, that a run reaches soonest."""
         bad = [
             cycle
             for cycle in cycles.found
             if is_bad(cycle) and np.bitwise_and.reduce(self.due[cycle.states])
         ]
-        if not bad:
+        return min(bad, key=lambda cycle: int(cycle.states[0]), default=None)
+
+    def _around(
+        self, broken: Property | None, cycles: Cycles, cycle: Cycle | None, label: int
+    ) -> Lasso | None:
+        """The lasso to a cycle's first state, whose loop takes a transition of the given label.
+
+        Every transfer that can end on the cycle ends on the loop; if all do, the loop is fair, and
+        nobody finishes.
+        """
+        if cycle is None:
             return None
-        cycle = min(bad, key=lambda cycle: int(cycle.states[0]))
+        properties = () if broken is None else (broken,)
+        if self._is_fair(cycle):
+            properties += (Property.EveryRequestFinishes,)
+        first = int(cycle.states[0])
         requests = (1 << len(self.scope.requests)) - 1
-        goals = 0
-        if is_bad == self._is_fair:
-            goals = requests & int(self.transfers[cycle.states[0]])
-        takes = 1 << len(self.scope.requests)
+        takes = requests + 1
+        goals = takes | (int(self.transfers[first]) & ~self._under_way(cycle))
 
         def met(transition: int, state: int) -> int:
             ended = requests & ~int(self.transfers[state])
             return ended | (takes if self.graph.labels[transition] & label else 0)
 
-        walk = cycles.walk(cycle, goals | takes, met)
-        return self._lasso(broken, int(cycle.states[0]), loop=walk)
+        return self._lasso(properties, first, loop=cycles.walk(cycle, goals, met))
 
     def _lasso(
-        self, broken: Property, state: int, then: Iterable[int] = (), loop: Iterable[int] = ()
+        self,
+        broken: tuple[Property, ...],
+        state: int,
+        then: Iterable[int] = (),
+        loop: Iterable[int] = (),
     ) -> Lasso:
         """The lasso of the search's path to a state and transitions from there."""
         _row, stem = self.result.store.path_to(state)
@@ -327,8 +345,8 @@ class _Analysis:
         """Place of a transition among those of its state."""
         return transition - int(self.graph.ends[self._source(transition)])
 
-    def _overtaking(self) -> tuple[int, Lasso | None]:
-        """The most passes of a waiting request, and a run that passes one more than it may."""
+    def _overtaking(self) -> tuple[int, tuple[int, list[int]] | None]:
+        """The most passes of a waiting request, and where a run that has too many leads from."""
         passing = self.recorder.passing.values
         passed: Masks = self.recorder.passed.values
         most = 0
@@ -351,19 +369,15 @@ class _Analysis:
 
     def _passing_run(
         self, number: int, state: int, came_by: Numbers, passes: NDArray[np.bool_]
-    ) -> Lasso:
-        """The run that reaches a state with this number of passes."""
+    ) -> tuple[int, list[int]]:
+        """A state before the first pass, and the transitions up to the last one."""
         walk: list[int] = []
         while number > 0:
             transition = int(came_by[number - 1, state])
             walk.append(transition)
             state = self._source(transition)
             number -= int(passes[transition])
-        return self._lasso(Property.BoundedOvertaking, state, then=reversed(walk))
-
-
-def _preempts(cycle: Cycle) -> bool:
-    return bool(cycle.labels & PREEMPTS)
+        return state, walk[::-1]
 
 
 def _warm_up() -> None:

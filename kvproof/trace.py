@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,8 @@ from spec.scope import Scope, ScopeError
 
 FORMAT = "kvproof trace"
 VERSION = 1
+
+_File = TypeVar("_File", bound=msgspec.Struct)
 
 
 class TraceError(ValueError):
@@ -116,11 +119,17 @@ def from_codes(scope: Scope, codes: tuple[int, ...], broken: tuple[str, ...] = (
 
 def dumps(trace: Trace) -> bytes:
     """The trace as JSON, one action a line."""
-    values = msgspec.to_builtins(trace)
-    actions = values.pop("actions")
+    return encode(trace, "actions")
+
+
+def encode(content: msgspec.Struct, *lists: str) -> bytes:
+    """A file's content as JSON; the named lists of actions come last, one action a line."""
+    values = msgspec.to_builtins(content)
+    actions = {name: values.pop(name) for name in lists}
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
-    listed = ",\n  ".join(json.dumps(action) for action in actions)
-    lines.append(f'"actions": [\n  {listed}\n ]' if actions else '"actions": []')
+    for name, listed in actions.items():
+        text = ",\n  ".join(map(json.dumps, listed))
+        lines.append(f"{json.dumps(name)}: [\n  {text}\n ]" if listed else f"{json.dumps(name)}: []")
     return ("{\n " + ",\n ".join(lines) + "\n}\n").encode()
 
 
@@ -134,25 +143,35 @@ def save(trace: Trace, path: Path, *, force: bool = False) -> None:
 
 def loads(data: bytes, where: str = "trace") -> Trace:
     """A trace from JSON; TraceError with the reason where it is damaged or foreign."""
+    trace = decode(data, where, Trace, FORMAT, VERSION)
+    check_requests(trace.scope, trace.actions, where)
+    return trace
+
+
+def decode(data: bytes, where: str, kind: type[_File], form: str, version: int) -> _File:
+    """A file's content from JSON; TraceError where it is damaged, foreign or of another version."""
     try:
         header = msgspec.json.decode(data, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{where}: not JSON, or damaged: {error}") from error
-    if header.format != FORMAT:
-        raise TraceError(f"{where}: format is {header.format!r}, a trace has {FORMAT!r}")
-    if header.version != VERSION:
-        newer = "; a newer kvproof wrote it" if header.version > VERSION else ""
+    if header.format != form:
+        raise TraceError(f"{where}: format is {header.format!r}, a {form.split()[-1]} has {form!r}")
+    if header.version != version:
+        newer = "; a newer kvproof wrote it" if header.version > version else ""
         raise TraceError(
-            f"{where}: version is {header.version}, this kvproof reads {VERSION}{newer}"
+            f"{where}: version is {header.version}, this kvproof reads {version}{newer}"
         )
     try:
-        trace = msgspec.json.decode(data, type=Trace)
+        return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         reason = error.__cause__ if isinstance(error.__cause__, (ScopeError, TraceError)) else error
         raise TraceError(f"{where}: {reason}") from error
-    for number, action in enumerate(trace.actions, 1):
-        _check_requests(trace.scope, action, number, where)
-    return trace
+
+
+def check_requests(scope: Scope, actions: tuple[Action, ...], where: str) -> None:
+    """TraceError where an action names a request that the scope does not have."""
+    for number, action in enumerate(actions, 1):
+        _check_requests(scope, action, number, where)
 
 
 def _check_requests(scope: Scope, action: Action, number: int, where: str) -> None:
@@ -169,8 +188,12 @@ def _check_requests(scope: Scope, action: Action, number: int, where: str) -> No
 
 def load(path: Path) -> Trace:
     """Read a trace file."""
+    return loads(read(path), str(path))
+
+
+def read(path: Path) -> bytes:
+    """A file's bytes; TraceError where it cannot be read."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from error
-    return loads(data, str(path))

@@ -110,8 +110,8 @@ def label(before, after, c, e, action):
             found |= MOVES
         if c.may_fail_loads:
             engine.decode_output(before, c, e, argument)
-            for r in range(c.num_requests):
-                if e.load_fails[r]:
+            for k in range(before.step_len[0]):
+                if e.load_fails[before.step_order[0, k] - 1]:
                     found &= ~ENGINE
         return found
     if kind != Kind.SCHEDULE:
@@ -171,3 +171,14 @@ def most_passes(scope: Scope, r: int) -> int:
     """
     external = scope.requests[r].external
     return scope.depth - 1 + (0 if external is None else external.ask_later)
+
+
+@dataclass(frozen=True)
+class Hang:
+    id: str
+    property: Property
+    places: tuple[str, ...] = ()
+
+    def explains(self, place): return False
+
+HANGS = ()

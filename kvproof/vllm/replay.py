@@ -9,7 +9,7 @@ from kvproof.trace import Moment, Trace, replay
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
 from kvproof.vllm.lockstep import Expected, compare
-from model.compiled import compile_scope
+from model.compiled import Compiled, compile_scope
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,33 @@ class Replay:
         return not self.fields
 
 
+def expect(compiled: Compiled, moment: Moment) -> Expected:
+    """What the model says of an action's result and of the state after it."""
+    before, after, report = moment.before, moment.after, moment.report
+    return Expected(
+        codes=(),
+        result=observation.expected_result(compiled, before, after, moment.action, report),
+        observation=observation.observe(compiled, after),
+        asserts=bool(after.assertion),
+    )
+
+
+def operation(compiled: Compiled, moment: Moment) -> list[Any]:
+    """The driver's operation for an action of a replay."""
+    return observation.operation(compiled, moment.before, moment.action, moment.report)
+
+
 def replay_on_vllm(trace: Trace, client: Client) -> Replay:
     """Run a trace's actions on both sides, compare after each, and stop at the first difference."""
     compiled = compile_scope(trace.scope)
     moments = tuple(replay(trace))
     client.run([["new", observation.scope_values(trace.scope)]])
     for moment in moments:
-        before, after, report = moment.before, moment.after, moment.report
-        action = moment.action
-        expected = Expected(
-            codes=(),
-            result=observation.expected_result(compiled, before, after, action, report),
-            observation=observation.observe(compiled, after),
-            asserts=bool(after.assertion),
-        )
-        (answer,) = client.run([observation.operation(compiled, before, action, report)])
+        expected = expect(compiled, moment)
+        (answer,) = client.run([operation(compiled, moment)])
         fields = compare(expected, answer)
         if fields:
             return Replay(moment.number, fields, None, moments)
-        if expected.asserts:
+        if moment.after.assertion:
             return Replay(0, (), tuple(answer[0][1:]), moments)
     return Replay(0, (), None, moments)

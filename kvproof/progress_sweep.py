@@ -1,0 +1,95 @@
+"""The sweep over configurations, looking for runs that never get anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from kvproof.check import Limits
+from kvproof.lasso import Lasso
+from kvproof.pairwise import Cover
+from kvproof.progress import ProgressCheck, check_progress
+from kvproof.sweep import CONSTRAINTS, PARAMETERS, scope_of
+from kvproof.trace import replay
+from model.state import Branch
+from spec.progress import HANGS, Hang
+
+LIMITS = Limits(states=30_000)
+
+_TELLING = ("waiting_", "preempted_", "victim_", "load_", "output_stale_dropped")
+
+
+def place_of(found: Lasso) -> str:
+    """What tells lassos apart: what falls, and which ways the loop takes through the scheduler.
+
+    Without a loop it is the last action that tells.
+    """
+    moments = list(replay(found.rounds(1)))
+    telling = moments[len(found.stem) :] or moments[-1:]
+    taken = sum((moment.report.branches != 0 for moment in telling[1:]), telling[0].report.branches != 0)
+    names = [b.name for b in Branch if b.name.startswith(_TELLING) and taken[b]]
+    return " ".join(("+".join(found.broken), *names))
+
+
+def explanation(place: str) -> Hang | None:
+    """The open finding that a lasso at this place is."""
+    return next((hang for hang in HANGS if hang.explains(place)), None)
+
+
+@dataclass(frozen=True)
+class ProgressSweep:
+    """Outcomes of the scopes searched, and each distinct lasso once, its shortest."""
+
+    outcomes: Counter[str]
+    states: int
+    transitions: int
+    due_states: int
+    cycles: int
+    fair_cycles: int
+    times: Counter[str]
+    distinct: dict[str, Lasso]
+
+
+def progress_sweep(
+    count: int,
+    *,
+    seed: int = 0,
+    limits: Limits = LIMITS,
+    progress: Callable[[int, int], None] | None = None,
+) -> ProgressSweep:
+    """Check progress in the first `count` scopes of the sweep; Ctrl-C ends it with what is done."""
+    done: list[ProgressCheck] = []
+    distinct: dict[str, Lasso] = {}
+    times: Counter[str] = Counter()
+    rows = Cover(PARAMETERS, CONSTRAINTS, seed=seed).rows()
+    try:
+        for number, row in enumerate(islice(rows, count)):
+            one = check_progress(scope_of(number, row), limits)
+            if one.result.reason == "interrupted":
+                break
+            for found in one.lassos:
+                place = place_of(found)
+                times[place] += 1
+                if place not in distinct or _size(found) < _size(distinct[place]):
+                    distinct[place] = found
+            done.append(one)
+            if progress is not None:
+                progress(number + 1, count)
+    except KeyboardInterrupt:
+        pass
+    return ProgressSweep(
+        outcomes=Counter(one.outcome for one in done),
+        states=sum(one.result.states for one in done),
+        transitions=sum(one.result.transitions for one in done),
+        due_states=sum(one.due_states for one in done),
+        cycles=sum(one.cycles for one in done),
+        fair_cycles=sum(one.fair_cycles for one in done),
+        times=times,
+        distinct=dict(sorted(distinct.items())),
+    )
+
+
+def _size(found: Lasso) -> tuple[int, int]:
+    return len(found.scope.requests), len(found.stem) + len(found.loop)

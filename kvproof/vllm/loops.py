@@ -1,0 +1,55 @@
+"""Lassos on the real classes: do they go round too?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvproof.lasso import Lasso
+from kvproof.trace import replay
+from kvproof.vllm import observation
+from kvproof.vllm.client import Client
+from kvproof.vllm.lockstep import compare
+from kvproof.vllm.replay import expect, operation
+from model.compiled import compile_scope
+
+ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class LoopReplay:
+    """What vLLM did with a lasso.
+
+    `differs_at` is the first action that differs from the model (0: none), with its `fields`;
+    `rounds` counts the rounds after which the real observation was the one before the first.
+    """
+
+    differs_at: int
+    fields: tuple[tuple[str, Any, Any], ...]
+    rounds: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether vLLM did at every action what the model says."""
+        return not self.fields
+
+
+def run_loop(found: Lasso, client: Client, rounds: int = ROUNDS) -> LoopReplay:
+    """Take the stem and then the loop `rounds` times on the real classes.
+
+    Each action is compared with the model, and after each round the real side's observation with
+    its own from before the loop. A lasso without a loop is refused with ValueError.
+    """
+    if not found.loop:
+        raise ValueError(f"{found.scope.name}: this lasso has no loop to take")
+    compiled = compile_scope(found.scope)
+    moments = list(replay(found.rounds(rounds)))
+    client.run([["new", observation.scope_values(found.scope)]])
+    answers = client.run([operation(compiled, moment) for moment in moments])
+    for moment, answer in zip(moments, answers, strict=True):
+        fields = compare(expect(compiled, moment), answer)
+        if fields:
+            return LoopReplay(moment.number, fields, 0)
+    seen = [answer[1] for answer in answers]
+    ends = seen[len(found.stem) - 1 :: len(found.loop)]
+    return LoopReplay(0, (), sum(end == ends[0] for end in ends[1:]))
