@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from kvproof.check import Limits
 from kvproof.lasso import Lasso
 from kvproof.pairwise import Cover
@@ -14,7 +16,8 @@ from kvproof.progress import ProgressCheck, check_progress
 from kvproof.sweep import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.trace import replay
 from model.state import Branch
-from spec.progress import HANGS, Hang
+from spec.hangs import HANGS, Hang
+from spec.progress import Property
 
 LIMITS = Limits(states=30_000)
 
@@ -24,13 +27,24 @@ _TELLING = ("waiting_", "preempted_", "victim_", "load_", "output_stale_dropped"
 def place_of(found: Lasso) -> str:
     """What tells lassos apart: what falls, and which ways the loop takes through the scheduler.
 
-    Without a loop it is the last action that tells.
+    Without a loop it is the last action that tells. What failed before, and what of the
+    configuration makes requests preempt themselves, is named.
     """
     moments = list(replay(found.rounds(1)))
     telling = moments[len(found.stem) :] or moments[-1:]
-    taken = sum((moment.report.branches != 0 for moment in telling[1:]), telling[0].report.branches != 0)
-    names = [b.name for b in Branch if b.name.startswith(_TELLING) and taken[b]]
-    return " ".join(("+".join(found.broken), *names))
+    taken = np.any([moment.report.branches for moment in telling], axis=0)
+    words = ["+".join(found.broken)]
+    words += [b.name for b in Branch if b.name.startswith(_TELLING) and taken[b]]
+    if any(o.load_fails for action in found.stem for o in action.outcomes.values()):
+        words.append("after a failed synchronous load")
+    elif any(action.failed_block is not None for action in found.stem):
+        words.append("after a failed load")
+    if Property.NoPreemptionCycle.name in found.broken:
+        if not found.scope.reserve_full_isl:
+            words.append("without full-sequence admission")
+        if found.scope.num_lookahead_tokens:
+            words.append("with lookahead")
+    return " ".join(words)
 
 
 def explanation(place: str) -> Hang | None:

@@ -174,11 +174,112 @@ def most_passes(scope: Scope, r: int) -> int:
 
 
 @dataclass(frozen=True)
-class Hang:
-    id: str
+class Fairness:
+    """What is assumed of one kind of action: how often it comes, and why that may be assumed."""
+
+    kind: Kind
+    strength: Literal["weak", "none"]
+    statement: str
+
+
+FAIRNESS = (
+    Fairness(Kind.ADD, "none", "Arrivals are never waited for; each request arrives once."),
+    Fairness(Kind.ABORT, "none", "Aborts are never waited for; each request is aborted once."),
+    Fairness(
+        Kind.SCHEDULE, "weak", "The engine keeps stepping: where its loop may go on, it does."
+    ),
+    Fairness(
+        Kind.OUTPUT,
+        "weak",
+        "The output of a step arrives, with any answer: any number of drafts accepted, a stop or "
+        "none. That a synchronous load fails is finite.",
+    ),
+    Fairness(Kind.DRAFTS, "weak", "The drafter answers, with any number of drafts."),
+    Fairness(
+        Kind.TRANSFER_LANDS,
+        "weak",
+        "Each request's load ends sooner or later; that one fails is finite. NoPreemptionCycle "
+        "does without this assumption.",
+    ),
+    Fairness(
+        Kind.SENT,
+        "weak",
+        "Each request's sending ends sooner or later. NoPreemptionCycle does without this "
+        "assumption.",
+    ),
+    Fairness(
+        Kind.RESET_PREFIX_CACHE, "none", "Resets are finite: they may throw back, not for ever."
+    ),
+    Fairness(
+        Kind.SET_PAUSE_STATE,
+        "none",
+        "Pauses are finite, and a resume is never waited for: nothing is owed to who waits while "
+        "the scheduler is paused.",
+    ),
+)
+"""Weak: an action of this kind that stays enabled is taken. None: it may come, or never."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One progress property in words, why it matters, how it is looked for, and what breaks it."""
+
     property: Property
-    places: tuple[str, ...] = ()
+    statement: str
+    why: str
+    how: str
+    broken_by: tuple[Rule, ...]
 
-    def explains(self, place): return False
 
-HANGS = ()
+STATEMENTS = (
+    Statement(
+        Property.NoDeadEnd,
+        "While a request is unfinished, or finished and still holds blocks, the engine or a "
+        "device has something to do.",
+        "An engine that goes to sleep with work at hand waits for the next arrival to wake it.",
+        "Found during the search: a state with work due whose only actions are clients'.",
+        (Rule.stay_awake_for_delayed_frees,),
+    ),
+    Statement(
+        Property.NothingStuck,
+        "No fair run goes on for ever with empty steps while work is due.",
+        "The engine looks healthy, and nobody is served ever again.",
+        "A fair cycle of empty steps alone.",
+        (
+            Rule.reserve_for_inflight_prefills,
+            Rule.reserve_spec_step_for_loads,
+            Rule.drain_block_holders_first,
+            Rule.check_capacity_before_pinning,
+            Rule.release_hold_if_load_already_done,
+            Rule.remove_aborted_from_queues,
+            Rule.forget_victim_placeholders,
+        ),
+    ),
+    Statement(
+        Property.NoPreemptionCycle,
+        "Nobody is preempted again and again without having got further in between, however long "
+        "a transfer takes.",
+        "Every round costs a prefill and brings nothing; what a transfer takes can be minutes.",
+        "A cycle of the engine's own actions that preempts, fair to transfers or not.",
+        (Rule.victim_must_be_freeable, Rule.reserve_full_sequence),
+    ),
+    Statement(
+        Property.EveryRequestFinishes,
+        "In a fair run every request that has arrived is finished, and gives up its blocks.",
+        "It is what the user waits for.",
+        "Any fair cycle with work due, or a dead end: in a finite graph there is no other way to "
+        "wait for ever. A run without end comes to a cycle, and one without clients' actions too.",
+        (Rule.victim_must_be_freeable, Rule.drain_block_holders_first),
+    ),
+    Statement(
+        Property.BoundedOvertaking,
+        "A waiting request is passed by requests that rank behind it in at most depth - 1 calls of "
+        "schedule, and once more for each time that its connector asks to be asked later.",
+        "Under load there is always another request to be served first.",
+        "Calls that pass a request are counted along every run while it waits. Victims rank before "
+        "requests that were never admitted, else the queue's order counts (FCFS), or priority and "
+        "arrival. Requests that hold blocks are served before others by design and pass nobody; "
+        "who waits for a load is not passed.",
+        (Rule.requeue_victim_first,),
+    ),
+)
