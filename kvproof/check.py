@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kvproof.explore import Progress, Result, explore
+from kvproof.explore import Outcome, Progress, Result, explore
 from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import Trace, from_codes
 from spec.invariants import Id
@@ -67,9 +67,9 @@ def check(
     return Check(scope, result, system.action_counts, system.branch_counts, system.tested_counts)
 
 
-def exit_code(checks: list[Check]) -> int:
+def exit_code(found: Iterable[Outcome]) -> int:
     """0 all hold, 1 one is violated, 3 none is violated but one is bounded."""
-    outcomes = {check.result.outcome for check in checks}
+    outcomes = set(found)
     for outcome in ("violated", "bounded"):
         if outcome in outcomes:
             return EXIT_CODES[outcome]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
@@ -24,14 +24,21 @@ from kvproof.dot import GraphError, dot
 from kvproof.explore import Progress
 from kvproof.findings import write_findings
 from kvproof.itf import itf
+from kvproof.lasso import Lasso, is_lasso, load_lasso, render_lasso, save_lasso
 from kvproof.mermaid import mermaid
 from kvproof.minimize import minimize
+from kvproof.progress import check_progress
+from kvproof.progress_report import as_json as progress_as_json
+from kvproof.progress_report import headline, sweep_as_json, sweep_summary
+from kvproof.progress_sweep import explanation as progress_explanation
+from kvproof.progress_sweep import progress_sweep
 from kvproof.render import render
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.trace import Trace, TraceError, load, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
 from kvproof.vllm.lockstep import lockstep_scope
+from kvproof.vllm.loops import go_round
 from kvproof.vllm.replay import replay_on_vllm
 from model.jit import compiling
 from spec.findings import FINDINGS
@@ -181,6 +188,9 @@ def check_command(
     rename: Annotated[bool, typer.Option(help="Rename blocks canonically.")] = True,
     coverage: Annotated[bool, typer.Option(help="List what was exercised.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write the counterexample here.")] = None,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Look for runs that never get anywhere instead.")
+    ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -197,6 +207,10 @@ def check_command(
     chosen = [find_scope(name).with_rules_off(*rule_off or ()) for name in scopes or SCOPES]
     memory = None if max_memory is None else max_memory * 1_000_000
     limits = Limits(max_states, memory, max_seconds)
+    if progress:
+        if coverage:
+            raise UsageError("--coverage = True: not with --progress, which has its own figures")
+        _check_progress(chosen, limits, rename, trace, as_json)
     done = []
     with _telling_of_compilation():
         for scope in chosen:
@@ -212,7 +226,30 @@ def check_command(
                 break
     if as_json:
         print(json.dumps([_as_json(one) for one in done], indent=1))
-    raise typer.Exit(exit_code(done))
+    raise typer.Exit(exit_code(one.result.outcome for one in done))
+
+
+def _check_progress(
+    scopes: list[Scope], limits: Limits, rename: bool, to: Path | None, as_json: bool
+) -> NoReturn:
+    done = []
+    with _telling_of_compilation():
+        for scope in scopes:
+            with _progress_line(scope.name) as show:
+                one = check_progress(scope, limits, rename=rename, show=show)
+            done.append(one)
+            if not as_json:
+                out.print(f"[bold]{scope.name}[/bold]: {headline(one)}")
+                for found in one.lassos:
+                    out.print(f"\n{render_lasso(found)}", markup=False)
+            if one.lassos and to is not None:
+                save_lasso(one.lassos[0], to)
+                to = None
+            if one.result.reason == "interrupted":
+                break
+    if as_json:
+        print(json.dumps([progress_as_json(one) for one in done], indent=1))
+    raise typer.Exit(exit_code(one.outcome for one in done))
 
 
 @app.command(name="scopes")
@@ -284,6 +321,9 @@ def sweep_command(
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Write the summary here.")] = None,
     vllm: Annotated[bool, typer.Option(help="Replay violations on the real classes.")] = False,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Look for runs that never get anywhere instead.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Search small scopes that cover every pair of switches and boundary values.
@@ -293,6 +333,10 @@ def sweep_command(
     if scopes is not None and scopes <= 0:
         raise UsageError(f"--scopes = {scopes}: allowed is more than 0")
     count = scopes or (FULL if full else QUICK)
+    if progress:
+        if record is not None or page is not None:
+            raise UsageError("--record and --page: not with --progress")
+        _sweep_progress(count, seed, vllm, as_json)
     with _telling_of_compilation(), _status_line() as show:
         done = sweep(
             count,
@@ -342,6 +386,22 @@ def sweep_command(
     raise typer.Exit(int(any(explanation(place) is None for place in distinct)))
 
 
+def _sweep_progress(count: int, seed: int, vllm: bool, as_json: bool) -> NoReturn:
+    with _telling_of_compilation(), _status_line() as show:
+        done = progress_sweep(count, seed=seed, progress=show)
+    rows = []
+    with Client() if vllm else nullcontext() as client:
+        for place, found in done.distinct.items():
+            hang = progress_explanation(place)
+            agrees = None if client is None else go_round(found, client).agrees
+            rows.append((place, found, hang, agrees))
+    if as_json:
+        print(json.dumps(sweep_as_json(done, rows), indent=1))
+    else:
+        out.print(sweep_summary(done, rows), markup=False)
+    raise typer.Exit(int(any(hang is None for _place, _found, hang, _agrees in rows)))
+
+
 @app.command(name="docs")
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
@@ -359,11 +419,23 @@ def _replay_json(trace: Trace) -> list[dict[str, Any]]:
     ]
 
 
+def _replay_lasso(found: Lasso, as_json: bool) -> NoReturn:
+    if as_json:
+        moments = _replay_json(found.rounds(1))
+        print(json.dumps({"moments": moments, "broken": list(found.broken)}, indent=1))
+    else:
+        out.print(render_lasso(found), markup=False)
+    raise typer.Exit(1)
+
+
 @app.command(name="replay")
 def replay_command(
     file: Annotated[Path, typer.Argument(help="A trace file.")], as_json: Json = False
 ) -> None:
     """Run a trace on the model and show each action; exit code 1 if an invariant is broken."""
+    if is_lasso(file):
+        with _telling_of_compilation():
+            _replay_lasso(load_lasso(file), as_json)
     trace = load(file)
     with _telling_of_compilation():
         moments = list(replay(trace))

@@ -14,9 +14,11 @@ from model.jit import kernel
 
 Numbers = NDArray[np.uint32]
 Labels = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
 Cell = TypeVar("Cell", np.uint8, np.uint16, np.uint32)
 
 MAX_EDGES = 2**32 - 1
+NO_TRANSITION = 2**32 - 1
 _GROWTH = 1.5
 _FIRST_ROOM = 1024
 
@@ -95,7 +97,17 @@ class Graph:
         """Memory of the arrays."""
         return self._ends.nbytes + self._targets.nbytes + self._labels.nbytes
 
-    def extend(self, states: int, sources: NDArray[np.int32], targets: Numbers, labels: Labels) -> None:
+    def source(self, transition: int) -> int:
+        """State that a transition starts from."""
+        return int(np.searchsorted(self.ends, transition, side="right")) - 1
+
+    def place(self, transition: int) -> int:
+        """Place of a transition among those of its state."""
+        return transition - int(self.ends[self.source(transition)])
+
+    def extend(
+        self, states: int, sources: NDArray[np.int32], targets: Numbers, labels: Labels
+    ) -> None:
         """Append the transitions of the next states; sources count from the first of these.
 
         Raises OverflowError past MAX_EDGES transitions.
@@ -220,9 +232,7 @@ class Cycles:
         self._wanted = wanted
         self._number = components(graph, mask, wanted)
         inner = np.zeros(graph.states, np.uint8)
-        _inner_labels(
-            graph.ends, graph.targets, graph.labels, mask, wanted, self._number, inner
-        )
+        _inner_labels(graph.ends, graph.targets, graph.labels, mask, wanted, self._number, inner)
         (states,) = np.nonzero(inner)
         states = states[np.argsort(self._number[states], kind="stable")]
         numbers, begins = np.unique(self._number[states], return_index=True)
@@ -231,9 +241,7 @@ class Cycles:
             for number, part in zip(numbers, np.split(states, begins)[1:], strict=True)
         )
 
-    def walk(
-        self, cycle: Cycle, goals: int, met: Callable[[int, int], int]
-    ) -> tuple[int, ...]:
+    def walk(self, cycle: Cycle, goals: int, met: Callable[[int, int], int]) -> tuple[int, ...]:
         """Transitions of a closed walk within a cycle from its first state that meets all goals.
 
         `met(transition, state)` is a mask of the goals that a transition and the state at its end
@@ -243,17 +251,17 @@ class Cycles:
         start = state = int(cycle.states[0])
         walked: list[int] = []
         while goals:
-            path = self._shortest(state, lambda k, target: bool(met(k, target) & goals))
+            path = self._shortest(state, met, goals)
             walked += path
             state = int(self._graph.targets[path[-1]])
             for k in path:
                 goals &= ~met(k, int(self._graph.targets[k]))
         if not walked or state != start:
-            walked += self._shortest(state, lambda _k, target: target == start)
+            walked += self._shortest(state, lambda _k, target: int(target == start), 1)
         return tuple(walked)
 
-    def _shortest(self, start: int, found: Callable[[int, int], bool]) -> list[int]:
-        """The fewest transitions within a component up to one that is looked for."""
+    def _shortest(self, start: int, met: Callable[[int, int], int], goals: int) -> list[int]:
+        """The fewest transitions within a component up to one that meets any of the goals."""
         graph = self._graph
         came_by: dict[int, tuple[int, int]] = {}
         frontier = deque([start])
@@ -266,7 +274,7 @@ class Cycles:
                     continue
                 if target >= graph.states or self._number[target] != self._number[state]:
                     continue
-                if found(k, target):
+                if met(k, target) & goals:
                     path = [k]
                     while state != start:
                         state, k = came_by[state]
@@ -277,3 +285,70 @@ class Cycles:
                     came_by[target] = state, k
                     frontier.append(target)
         raise ValueError(f"no walk from state {start} within its cycle meets the goal")
+
+
+@kernel
+def _count_along(
+    ends: Numbers,
+    targets: Numbers,
+    counted: Flags,
+    within: Flags,
+    limit: int,
+    came_by: Numbers,
+) -> tuple[int, int]:
+    """Fill came_by[n, s], the transition by which s is reached with n + 1 counted ones.
+
+    Returns the most counted on one run, and where; ends with the first run that has `limit`.
+    """
+    states = len(within)
+    queue = np.empty(states * limit, np.int64)
+    read = 0
+    written = 0
+    most = 0
+    where = 0
+    for source in range(states):
+        for k in range(ends[source], ends[source + 1]):
+            target = np.int64(targets[k])
+            if counted[k] and target < states and within[target]:
+                if came_by[0, target] == NO_TRANSITION:
+                    came_by[0, target] = k
+                    queue[written] = target
+                    written += 1
+        while read < written:
+            number = queue[read] // states
+            state = queue[read] % states
+            read += 1
+            if number + 1 > most:
+                most = number + 1
+                where = state
+                if most == limit:
+                    return most, where
+            for k in range(ends[state], ends[state + 1]):
+                target = np.int64(targets[k])
+                if target < states and within[target]:
+                    following = number + 1 if counted[k] else number
+                    if came_by[following, target] == NO_TRANSITION:
+                        came_by[following, target] = k
+                        queue[written] = following * states + target
+                        written += 1
+    return most, where
+
+
+def most_counted(
+    graph: Graph, counted: Flags, within: Flags, limit: int
+) -> tuple[int, tuple[int, ...]]:
+    """The most counted transitions on a run all of whose targets are within the given states.
+
+    Not more than `limit` are counted. Also returns a run that has as many, from the source of the
+    first one counted to the last one; it is the first that is met, not always the shortest.
+    """
+    came_by = np.full((limit, graph.states), NO_TRANSITION, np.uint32)
+    most, state = _count_along(graph.ends, graph.targets, counted, within, limit, came_by)
+    run: list[int] = []
+    left = most
+    while left > 0:
+        transition = int(came_by[left - 1, state])
+        run.append(transition)
+        state = graph.source(transition)
+        left -= int(counted[transition])
+    return most, tuple(reversed(run))

@@ -16,148 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.check import Limits
-from kvproof.explore import Chunk, Outcome, Progress, Result, explore
-from kvproof.graph import Column, Cycle, Cycles, Graph, Labels, Numbers
+from kvproof.explore import Outcome, Progress, Result, explore
+from kvproof.graph import Cycle, Cycles, Graph, most_counted
 from kvproof.lasso import Lasso, lasso
+from kvproof.recorder import Recorder
 from kvproof.scheduler_system import SchedulerSystem
-from kvproof.system import Words
-from model.jit import kernel
-from model.record import at
 from spec import progress
 from spec.invariants import Id
-from spec.progress import ENGINE, MOVES, PASSES, PREEMPTS, STEP, Property
+from spec.progress import ENGINE, MOVES, PREEMPTS, STEP, Property
 from spec.scope import Scope
 
 Masks = NDArray[np.uint16]
-
-_NOT_REACHED = 2**32 - 1
-
-
-@kernel
-def _look_at_states(rows, like, c, due, transfers, waiting):
-    """Fill the masks of each state; returns how many states cut their runs short."""
-    cut = 0
-    for m in range(rows.shape[0]):
-        s = at(like, rows, m)
-        transfers[m] = progress.in_transfer(s, c)
-        waiting[m] = progress.waiting(s, c)
-        due[m] = 0
-        if progress.is_cut(s):
-            cut += 1
-        else:
-            due[m] = progress.due(s, c)
-    return cut
-
-
-@kernel
-def _look_at_steps(rows, successors, like, c, e, parent, action, labels, goes_on, passed):
-    """Fill the label of each transition and what it passes; note the states that have one."""
-    passes = 0
-    for k in range(successors.shape[0]):
-        before = at(like, rows, parent[k])
-        after = at(like, successors, k)
-        labels[k] = progress.label(before, after, c, e, action[k])
-        if labels[k] & ENGINE:
-            goes_on[parent[k]] = True
-        if labels[k] & PASSES:
-            passed[passes] = progress.passed(before, after, c)
-            passes += 1
-    return passes
-
-
-@kernel
-def _pass_often(ends, targets, passes, waits, limit, came_by):
-    """Follow the runs that pass one request; returns the most passes, and a state that has them.
-
-    came_by[n, s] is the transition by which state s was reached with n + 1 passes. The search ends
-    with the first that come to `limit`.
-    """
-    states = waits.shape[0]
-    queue = np.empty(states * limit, np.int64)
-    read = 0
-    written = 0
-    most = 0
-    where = 0
-    for source in range(states):
-        # First what is reached by more passes from here; a state waits in the queue at most
-        # once for each number of passes.
-        for k in range(ends[source], ends[source + 1]):
-            if passes[k] and targets[k] < states and waits[targets[k]]:
-                if came_by[0, targets[k]] == _NOT_REACHED:
-                    came_by[0, targets[k]] = k
-                    queue[written] = targets[k]
-                    written += 1
-        while read < written:
-            number = queue[read] // states
-            state = queue[read] % states
-            read += 1
-            if number + 1 > most:
-                most = number + 1
-                where = state
-                if most == limit:
-                    return most, where
-            for k in range(ends[state], ends[state + 1]):
-                target = targets[k]
-                following = number + 1 if passes[k] else number
-                if target < states and waits[target]:
-                    if came_by[following, target] == _NOT_REACHED:
-                        came_by[following, target] = k
-                        queue[written] = following * states + target
-                        written += 1
-    return most, where
-
-
-class _Recorder:
-    """Keeps the graph of a search, chunk by chunk, and notes its first dead end."""
-
-    def __init__(self, system: SchedulerSystem) -> None:
-        self._system = system
-        self._report = system.compiled.new_report()
-        self._like = system.compiled.state.new()
-        self.graph = Graph()
-        self.due = Column(np.uint16)
-        self.transfers = Column(np.uint16)
-        self.waiting = Column(np.uint16)
-        self.cut = 0
-        self.dead_end: int | None = None
-        self.passing = Column(np.uint32)
-        self.passed = Column(np.uint16)
-
-    def __call__(self, chunk: Chunk) -> None:
-        states, steps = len(chunk.rows), len(chunk.action)
-        c = self._system.compiled.c
-        due, transfers, waiting = (np.empty(states, np.uint16) for _ in range(3))
-        self.cut += _look_at_states(chunk.rows, self._like, c, due, transfers, waiting)
-        labels, passed = np.empty(steps, np.uint8), np.empty(steps, np.uint16)
-        goes_on = np.zeros(states, np.bool_)
-        passes = _look_at_steps(
-            chunk.rows,
-            chunk.successors,
-            self._like,
-            c,
-            self._report,
-            chunk.parent,
-            chunk.action,
-            labels,
-            goes_on,
-            passed,
-        )
-        if self.dead_end is None and (stays := (due != 0) & ~goes_on).any():
-            self.dead_end = chunk.first + int(np.argmax(stays))
-        if passes:
-            first = self.graph.edges
-            self.passing.extend((first + np.flatnonzero(labels & PASSES)).astype(np.uint32))
-            self.passed.extend(passed[:passes])
-        self.due.extend(due)
-        self.transfers.extend(transfers)
-        self.waiting.extend(waiting)
-        self.graph.extend(states, chunk.parent, chunk.target, labels)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the graph and all that is kept with it."""
-        columns = (self.due, self.transfers, self.waiting, self.passing, self.passed)
-        return self.graph.nbytes + sum(column.nbytes for column in columns)
 
 
 @dataclass(frozen=True)
@@ -220,7 +89,7 @@ def check_progress(
 ) -> ProgressCheck:
     """Search a scope past every broken invariant and look for runs that get nowhere."""
     system = SchedulerSystem(scope, rename=rename, ignore=frozenset(Id))
-    recorder = _Recorder(system)
+    recorder = Recorder(system)
     result = explore(
         system,
         max_states=limits.states,
@@ -235,7 +104,7 @@ def check_progress(
 class _Analysis:
     """The graph pass over a finished search."""
 
-    def __init__(self, scope: Scope, result: Result, recorder: _Recorder) -> None:
+    def __init__(self, scope: Scope, result: Result, recorder: Recorder) -> None:
         self.scope = scope
         self.result = result
         self.recorder = recorder
@@ -258,7 +127,7 @@ class _Analysis:
             self._around(Property.NothingStuck, idle, stuck, STEP),
             self._around(Property.NoPreemptionCycle, around, preempting, PREEMPTS),
             self._around(None, around, busy, MOVES),
-            passing_run and self._lasso((Property.BoundedOvertaking,), *passing_run),
+            self._passed_too_often(passing_run),
         ]
         lassos: list[Lasso] = []
         for one in found:
@@ -286,6 +155,11 @@ class _Analysis:
             return None
         return self._lasso((Property.NoDeadEnd, Property.EveryRequestFinishes), state)
 
+    def _passed_too_often(self, run: tuple[int, ...]) -> Lasso | None:
+        if not run:
+            return None
+        return self._lasso((Property.BoundedOvertaking,), self.graph.source(run[0]), then=run)
+
     def _is_fair(self, cycle: Cycle) -> bool:
         return self._under_way(cycle) == 0 and bool(cycle.labels & STEP)
 
@@ -312,7 +186,7 @@ class _Analysis:
         """
         if cycle is None:
             return None
-        properties = () if broken is None else (broken,)
+        properties: tuple[Property, ...] = () if broken is None else (broken,)
         if self._is_fair(cycle):
             properties += (Property.EveryRequestFinishes,)
         first = int(cycle.states[0])
@@ -335,20 +209,13 @@ class _Analysis:
     ) -> Lasso:
         """The lasso of the search's path to a state and transitions from there."""
         _row, stem = self.result.store.path_to(state)
-        places = tuple(map(self._place, then)), tuple(map(self._place, loop))
+        places = tuple(map(self.graph.place, then)), tuple(map(self.graph.place, loop))
         return lasso(self.scope, broken, stem, *places)
 
-    def _source(self, transition: int) -> int:
-        return int(np.searchsorted(self.graph.ends, transition, side="right")) - 1
-
-    def _place(self, transition: int) -> int:
-        """Place of a transition among those of its state."""
-        return transition - int(self.graph.ends[self._source(transition)])
-
-    def _overtaking(self) -> tuple[int, tuple[int, list[int]] | None]:
-        """The most passes of a waiting request, and where a run that has too many leads from."""
+    def _overtaking(self) -> tuple[int, tuple[int, ...]]:
+        """The most passes of a waiting request, and a run that passes one too often, if any."""
         passing = self.recorder.passing.values
-        passed: Masks = self.recorder.passed.values
+        passed = self.recorder.passed.values
         most = 0
         for r in range(len(self.scope.requests)):
             of_r = passing[(passed >> r & 1) != 0]
@@ -358,26 +225,11 @@ class _Analysis:
             passes[of_r] = True
             waits = (self.recorder.waiting.values >> r & 1) != 0
             limit = progress.most_passes(self.scope, r) + 1
-            came_by = np.full((limit, self.graph.states), _NOT_REACHED, np.uint32)
-            often, state = _pass_often(
-                self.graph.ends, self.graph.targets, passes, waits, limit, came_by
-            )
-            most = max(most, int(often))
+            often, run = most_counted(self.graph, passes, waits, limit)
+            most = max(most, often)
             if often == limit:
-                return most, self._passing_run(limit, int(state), came_by, passes)
-        return most, None
-
-    def _passing_run(
-        self, number: int, state: int, came_by: Numbers, passes: NDArray[np.bool_]
-    ) -> tuple[int, list[int]]:
-        """A state before the first pass, and the transitions up to the last one."""
-        walk: list[int] = []
-        while number > 0:
-            transition = int(came_by[number - 1, state])
-            walk.append(transition)
-            state = self._source(transition)
-            number -= int(passes[transition])
-        return state, walk[::-1]
+                return most, run
+        return most, ()
 
 
 def _warm_up() -> None:
@@ -385,4 +237,4 @@ def _warm_up() -> None:
     empty = Graph()
     Cycles(empty, ENGINE, ENGINE)
     none = np.zeros(0, np.bool_)
-    _pass_often(empty.ends, empty.targets, none, none, 1, np.zeros((1, 0), np.uint32))
+    most_counted(empty, none, none, 1)

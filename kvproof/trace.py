@@ -129,7 +129,9 @@ def encode(content: msgspec.Struct, *lists: str) -> bytes:
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
     for name, listed in actions.items():
         text = ",\n  ".join(map(json.dumps, listed))
-        lines.append(f"{json.dumps(name)}: [\n  {text}\n ]" if listed else f"{json.dumps(name)}: []")
+        lines.append(
+            f"{json.dumps(name)}: [\n  {text}\n ]" if listed else f"{json.dumps(name)}: []"
+        )
     return ("{\n " + ",\n ".join(lines) + "\n}\n").encode()
 
 

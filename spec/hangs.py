@@ -197,7 +197,7 @@ HANGS = (
             requests=(
                 _R(prompt=(2, 2), max_tokens=2, priority=0),
                 _R(prompt=(1, 1, 1), max_tokens=1, priority=1, external=_E(2, once=True)),
-                _R(prompt=(1, 2, 1), max_tokens=1, priority=0),
+                _R(prompt=(2, 1, 1), max_tokens=1, priority=0),
             ),
             num_blocks=6,
             max_num_batched_tokens=4,
@@ -206,8 +206,8 @@ HANGS = (
         broken=(Property.BoundedOvertaking,),
         where=f"{_SCHEDULER}: schedule, _update_waiting_for_remote_kv, kv_holding_waiting",
         account="Requests that hold blocks are served before all others, so that they give them "
-        "back. A request whose load has failed with nothing valid holds none any more, but it stays "
-        "in that queue, and goes before requests of any priority.",
+        "back. A request whose load has failed with nothing valid holds none any more, but it "
+        "stays in that queue, and goes before requests of any priority.",
         reachable="By users of the priority policy with an asynchronous connector, after a failed "
         "load. It is passed once for each failed load; more often only if loads go on failing.",
         mend="Put the request into the waiting queue when its blocks are freed.",

@@ -12,6 +12,7 @@ from kvproof.vllm.client import Client
 from kvproof.vllm.lockstep import compare
 from kvproof.vllm.replay import expect, operation
 from model.compiled import compile_scope
+from spec.progress import Property
 
 ROUNDS = 50
 
@@ -34,14 +35,13 @@ class LoopReplay:
         return not self.fields
 
 
-def run_loop(found: Lasso, client: Client, rounds: int = ROUNDS) -> LoopReplay:
+def go_round(found: Lasso, client: Client, rounds: int = ROUNDS) -> LoopReplay:
     """Take the stem and then the loop `rounds` times on the real classes.
 
     Each action is compared with the model, and after each round the real side's observation with
-    its own from before the loop. A lasso without a loop is refused with ValueError.
+    its own from before the loop. Without a loop the stem alone is compared; if it ends where the
+    engine would sleep, it is stepped all the same, and a round counts in which nothing moves.
     """
-    if not found.loop:
-        raise ValueError(f"{found.scope.name}: this lasso has no loop to take")
     compiled = compile_scope(found.scope)
     moments = list(replay(found.rounds(rounds)))
     client.run([["new", observation.scope_values(found.scope)]])
@@ -51,5 +51,8 @@ def run_loop(found: Lasso, client: Client, rounds: int = ROUNDS) -> LoopReplay:
         if fields:
             return LoopReplay(moment.number, fields, 0)
     seen = [answer[1] for answer in answers]
-    ends = seen[len(found.stem) - 1 :: len(found.loop)]
+    ends = seen[len(found.stem) - 1 :: max(len(found.loop), 1)]
+    if not found.loop and Property.NoDeadEnd.name in found.broken:
+        steps: list[list[Any]] = [["schedule"], ["output", {}, [], [], []]] * rounds
+        ends += [answer[1] for answer in client.run(steps)[1::2]]
     return LoopReplay(0, (), sum(end == ends[0] for end in ends[1:]))
