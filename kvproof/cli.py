@@ -23,13 +23,19 @@ from kvproof.docs import write_docs
 from kvproof.dot import GraphError, dot
 from kvproof.explore import Progress
 from kvproof.findings import write_findings
+from kvproof.hangs import write_hangs
 from kvproof.itf import itf
 from kvproof.lasso import Lasso, is_lasso, load_lasso, render_lasso, save_lasso
 from kvproof.mermaid import mermaid
 from kvproof.minimize import minimize
 from kvproof.progress import check_progress
 from kvproof.progress_report import as_json as progress_as_json
-from kvproof.progress_report import headline, sweep_as_json, sweep_summary
+from kvproof.progress_report import (
+    headline,
+    progress_sweep_page,
+    sweep_as_json,
+    sweep_summary,
+)
 from kvproof.progress_sweep import explanation as progress_explanation
 from kvproof.progress_sweep import progress_sweep
 from kvproof.render import render
@@ -334,9 +340,9 @@ def sweep_command(
         raise UsageError(f"--scopes = {scopes}: allowed is more than 0")
     count = scopes or (FULL if full else QUICK)
     if progress:
-        if record is not None or page is not None:
-            raise UsageError("--record and --page: not with --progress")
-        _sweep_progress(count, seed, vllm, as_json)
+        if record is not None:
+            raise UsageError("--record: not with --progress")
+        _sweep_progress(count, seed, page, vllm, as_json)
     with _telling_of_compilation(), _status_line() as show:
         done = sweep(
             count,
@@ -386,9 +392,13 @@ def sweep_command(
     raise typer.Exit(int(any(explanation(place) is None for place in distinct)))
 
 
-def _sweep_progress(count: int, seed: int, vllm: bool, as_json: bool) -> NoReturn:
+def _sweep_progress(
+    count: int, seed: int, page: Path | None, vllm: bool, as_json: bool
+) -> NoReturn:
     with _telling_of_compilation(), _status_line() as show:
         done = progress_sweep(count, seed=seed, progress=show)
+    if page is not None:
+        page.write_text(progress_sweep_page(done), encoding="utf-8")
     rows = []
     with Client() if vllm else nullcontext() as client:
         for place, found in done.distinct.items():
@@ -406,9 +416,9 @@ def _sweep_progress(count: int, seed: int, vllm: bool, as_json: bool) -> NoRetur
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
 ) -> None:
-    """Write the generated pages and the traces of the findings anew."""
+    """Write the generated pages and the runs of the findings anew."""
     with _telling_of_compilation():
-        for path in [*write_findings(), *write_docs(folder)]:
+        for path in [*write_findings(), *write_hangs(), *write_docs(folder)]:
             out.print(str(path))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvproof.findings import findings_page
+from kvproof.hangs import progress_page
 from spec.invariants import INVARIANTS
 from spec.reports import NOT_MODELLED
 from spec.rules import RULES
@@ -70,9 +71,15 @@ def findings_document() -> str:
     return _GENERATED + "\n" + findings_page()
 
 
+def progress_document() -> str:
+    """docs/progress.md."""
+    return _GENERATED + "\n" + progress_page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "findings.md": findings_document,
     "invariants.md": invariants_page,
+    "progress.md": progress_document,
     "rules.md": rules_page,
 }
 

@@ -21,6 +21,7 @@ from kvproof.graph import Cycle, Cycles, Graph, most_counted
 from kvproof.lasso import Lasso, lasso
 from kvproof.recorder import Recorder
 from kvproof.scheduler_system import SchedulerSystem
+from kvproof.trace import dumps
 from spec import progress
 from spec.invariants import Id
 from spec.progress import ENGINE, MOVES, PREEMPTS, STEP, Property
@@ -85,9 +86,13 @@ def check_progress(
     limits: Limits = Limits(),  # noqa: B008 (immutable)
     *,
     rename: bool = True,
+    most: int = 1,
     show: Callable[[Progress], None] | None = None,
 ) -> ProgressCheck:
-    """Search a scope past every broken invariant and look for runs that get nowhere."""
+    """Search a scope past every broken invariant and look for runs that get nowhere.
+
+    At most `most` cycles that break a property are reported for each, the soonest first.
+    """
     system = SchedulerSystem(scope, rename=rename, ignore=frozenset(Id))
     recorder = Recorder(system)
     result = explore(
@@ -98,16 +103,17 @@ def check_progress(
         progress=show,
         observe=recorder,
     )
-    return _Analysis(scope, result, recorder).check()
+    return _Analysis(scope, result, recorder, most).check()
 
 
 class _Analysis:
     """The graph pass over a finished search."""
 
-    def __init__(self, scope: Scope, result: Result, recorder: Recorder) -> None:
+    def __init__(self, scope: Scope, result: Result, recorder: Recorder, most: int) -> None:
         self.scope = scope
         self.result = result
         self.recorder = recorder
+        self.most = most
         self.graph = recorder.graph
         self.due: Masks = recorder.due.values
         self.transfers: Masks = recorder.transfers.values
@@ -117,27 +123,27 @@ class _Analysis:
         started = time.perf_counter()
         around = Cycles(self.graph, ENGINE, ENGINE)
         idle = Cycles(self.graph, ENGINE | MOVES, ENGINE) if around.found else around
-        stuck = self._first(idle, self._is_fair)
-        preempting = self._first(around, lambda cycle: bool(cycle.labels & PREEMPTS))
-        busy = self._first(around, lambda c: self._is_fair(c) and bool(c.labels & MOVES))
+        stuck = self._bad(idle, self._is_fair)
+        preempting = self._bad(around, lambda cycle: bool(cycle.labels & PREEMPTS))
+        busy = self._bad(around, lambda c: self._is_fair(c) and bool(c.labels & MOVES))
         most, passing_run = self._overtaking()
         seconds = time.perf_counter() - started
         found = [
             self._dead_end(),
-            self._around(Property.NothingStuck, idle, stuck, STEP),
-            self._around(Property.NoPreemptionCycle, around, preempting, PREEMPTS),
-            self._around(None, around, busy, MOVES),
+            *(self._around(Property.NothingStuck, idle, cycle, STEP) for cycle in stuck),
+            *(self._around(Property.NoPreemptionCycle, around, c, PREEMPTS) for c in preempting),
+            *(self._around(None, around, cycle, MOVES) for cycle in busy),
             self._passed_too_often(passing_run),
         ]
-        lassos: list[Lasso] = []
+        lassos: dict[bytes, Lasso] = {}
         for one in found:
-            # A preempting cycle may be the busy one too.
-            if one and not any(one.rounds(1) == other.rounds(1) for other in lassos):
-                lassos.append(one)
+            # A preempting cycle may be a busy one too.
+            if one is not None:
+                lassos.setdefault(dumps(one.rounds(1)), one)
         return ProgressCheck(
             scope=self.scope,
             result=self.result,
-            lassos=tuple(lassos),
+            lassos=tuple(lassos.values()),
             due_states=int(np.count_nonzero(self.due)),
             cut_states=self.recorder.cut,
             cycles=len(around.found),
@@ -167,25 +173,21 @@ class _Analysis:
         """Mask of the requests whose transfer does not end anywhere on the cycle."""
         return int(np.bitwise_and.reduce(self.transfers[cycle.states]))
 
-    def _first(self, cycles: Cycles, is_bad: Callable[[Cycle], bool]) -> Cycle | None:
-        """The bad cycle, with something due all the way, that a run reaches soonest."""
+    def _bad(self, cycles: Cycles, is_bad: Callable[[Cycle], bool]) -> list[Cycle]:
+        """The first bad cycles, with something due all the way, that a run reaches."""
         bad = [
             cycle
             for cycle in cycles.found
             if is_bad(cycle) and np.bitwise_and.reduce(self.due[cycle.states])
         ]
-        return min(bad, key=lambda cycle: int(cycle.states[0]), default=None)
+        return sorted(bad, key=lambda cycle: int(cycle.states[0]))[: self.most]
 
-    def _around(
-        self, broken: Property | None, cycles: Cycles, cycle: Cycle | None, label: int
-    ) -> Lasso | None:
+    def _around(self, broken: Property | None, cycles: Cycles, cycle: Cycle, label: int) -> Lasso:
         """The lasso to a cycle's first state, whose loop takes a transition of the given label.
 
         Every transfer that can end on the cycle ends on the loop; if all do, the loop is fair, and
         nobody finishes.
         """
-        if cycle is None:
-            return None
         properties: tuple[Property, ...] = () if broken is None else (broken,)
         if self._is_fair(cycle):
             properties += (Property.EveryRequestFinishes,)

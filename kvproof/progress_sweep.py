@@ -20,6 +20,8 @@ from spec.hangs import HANGS, Hang
 from spec.progress import Property
 
 LIMITS = Limits(states=30_000)
+MOST = 30
+"""Cycles that are looked at for each property of a scope, so that one does not hide another."""
 
 _TELLING = ("waiting_", "preempted_", "victim_", "load_", "output_stale_dropped")
 
@@ -80,12 +82,12 @@ def progress_sweep(
     rows = Cover(PARAMETERS, CONSTRAINTS, seed=seed).rows()
     try:
         for number, row in enumerate(islice(rows, count)):
-            one = check_progress(scope_of(number, row), limits)
+            one = check_progress(scope_of(number, row), limits, most=MOST)
             if one.result.reason == "interrupted":
                 break
-            for found in one.lassos:
-                place = place_of(found)
-                times[place] += 1
+            places = [(place_of(found), found) for found in one.lassos]
+            times.update({place for place, _found in places})
+            for place, found in places:
                 if place not in distinct or _size(found) < _size(distinct[place]):
                     distinct[place] = found
             done.append(one)

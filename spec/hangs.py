@@ -88,7 +88,38 @@ HANGS = (
         "max_tokens=1: where the prompt ends). If none ends there, a token goes wrong instead "
         "(findings.md, failed-sync-load-with-a-step-in-flight). Only an abort ends it.",
         mend="Treat it as a preemption: clear the placeholders, and drop what is in flight.",
-        places=("* after a failed synchronous load",),
+        places=("* after a failed synchronous load*",),
+    ),
+    Hang(
+        id="producer-drops-what-it-computes",
+        title="A producer's request is preempted and its output dropped, round after round",
+        scope=Scope(
+            name="producer-drops-what-it-computes",
+            kv_role="kv_producer",
+            async_scheduling=True,
+            block_size=1,
+            max_num_seqs=1,
+            requests=(
+                _R(prompt=(1, 1, 1), max_tokens=1, delay_free=True),
+                _R(prompt=(2,), max_tokens=2),
+            ),
+            num_blocks=5,
+            max_num_batched_tokens=3,
+            max_model_len=4,
+        ),
+        broken=(Property.NoPreemptionCycle,),
+        where=f"{_SCHEDULER}: schedule, _preempt_request, requires_kv_delivery",
+        account="The blocks of a finished request are being sent. Another one fits in what is left "
+        "with the tokens that it has, but not with the next one. It is scheduled, and the step "
+        "after that, planned before the output has come, needs the block that is not there: the "
+        "request preempts itself. Where KV must be delivered the output in flight of a victim is "
+        "dropped, so the request is where it was, fits again, and so on.",
+        reachable="By any user of a producing connector under asynchronous scheduling, the "
+        "default, when sendings hold so much of the pool that a running request has no room to "
+        "grow. It lasts until a sending ends; if the other side is gone, until its time is up.",
+        mend="Wait for the output in flight before a request preempts itself, or count the next "
+        "token in when a victim is admitted again.",
+        places=("NoPreemptionCycle preempted_self *output_stale_dropped*",),
     ),
     Hang(
         id="lookahead-is-not-admitted",
@@ -123,37 +154,6 @@ HANGS = (
         "the last round are hit, and most of it is spared.",
         mend="Count the lookahead slots in the full-sequence check.",
         places=("NoPreemptionCycle preempted_self *with lookahead",),
-    ),
-    Hang(
-        id="producer-drops-what-it-computes",
-        title="A producer's request is preempted and its output dropped, round after round",
-        scope=Scope(
-            name="producer-drops-what-it-computes",
-            kv_role="kv_producer",
-            async_scheduling=True,
-            block_size=1,
-            max_num_seqs=1,
-            requests=(
-                _R(prompt=(1, 1, 1), max_tokens=1, delay_free=True),
-                _R(prompt=(2,), max_tokens=2),
-            ),
-            num_blocks=5,
-            max_num_batched_tokens=3,
-            max_model_len=4,
-        ),
-        broken=(Property.NoPreemptionCycle,),
-        where=f"{_SCHEDULER}: schedule, _preempt_request, requires_kv_delivery",
-        account="The blocks of a finished request are being sent. Another one fits in what is left "
-        "with the tokens that it has, but not with the next one. It is scheduled, and the step "
-        "after that, planned before the output has come, needs the block that is not there: the "
-        "request preempts itself. Where KV must be delivered the output in flight of a victim is "
-        "dropped, so the request is where it was, fits again, and so on.",
-        reachable="By any user of a producing connector under asynchronous scheduling, the "
-        "default, when sendings hold so much of the pool that a running request has no room to "
-        "grow. It lasts until a sending ends; if the other side is gone, until its time is up.",
-        mend="Wait for the output in flight before a request preempts itself, or count the next "
-        "token in when a victim is admitted again.",
-        places=("NoPreemptionCycle preempted_self *output_stale_dropped*",),
     ),
     Hang(
         id="first-chunk-admission-goes-round",
