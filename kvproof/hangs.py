@@ -84,8 +84,8 @@ def _fairness() -> list[str]:
     return [
         "## Fairness\n",
         "Every request fits alone in the pool: a scope in which one does not is refused. Of each "
-        "kind of action is assumed (weak: one that stays enabled is taken; none: it may come, or "
-        "never):\n",
+        "kind of action is assumed (weak: one that stays enabled is taken; strong: one that is "
+        "enabled again and again is taken; none: it may come, or never):\n",
         "| action | fairness | |",
         "|---|---|---|",
         *(f"| {one.kind.name.lower()} | {one.strength} | {one.statement} |" for one in FAIRNESS),

@@ -81,14 +81,20 @@ HANGS = (
         "request computes its prompt again, in a chunk that for the placeholder's sake does not "
         "count as its last and samples nothing. Then it is taken for one whose last token is on "
         "its way, and is not scheduled any more. Nothing is on its way. It stays running, holds "
-        "its blocks and its slot, and others wait for these, or are preempted round and round.",
+        "its blocks and its slot, and others wait for these, or are preempted round and round. The "
+        "same happens to a request that runs on a published block into which a load of another "
+        "fails.",
         reachable="By any user of a synchronous connector under asynchronous scheduling, which is "
         "the default, and the default recompute policy: one failed load, if a chunk of what is "
         "computed again ends just before the last token that the request may have (with "
         "max_tokens=1: where the prompt ends). If none ends there, a token goes wrong instead "
         "(findings.md, failed-sync-load-with-a-step-in-flight). Only an abort ends it.",
         mend="Treat it as a preemption: clear the placeholders, and drop what is in flight.",
-        places=("* after a failed synchronous load*",),
+        places=(
+            "* after a failed synchronous load*",
+            # Another request's load failed, and this one ran on its block.
+            "NothingStuck+EveryRequestFinishes after a failed load",
+        ),
     ),
     Hang(
         id="producer-drops-what-it-computes",

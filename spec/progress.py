@@ -178,7 +178,7 @@ class Fairness:
     """What is assumed of one kind of action: how often it comes, and why that may be assumed."""
 
     kind: Kind
-    strength: Literal["weak", "none"]
+    strength: Literal["weak", "strong", "none"]
     statement: str
 
 
@@ -197,13 +197,13 @@ FAIRNESS = (
     Fairness(Kind.DRAFTS, "weak", "The drafter answers, with any number of drafts."),
     Fairness(
         Kind.TRANSFER_LANDS,
-        "weak",
+        "strong",
         "Each request's load ends sooner or later; that one fails is finite. NoPreemptionCycle "
         "does without this assumption.",
     ),
     Fairness(
         Kind.SENT,
-        "weak",
+        "strong",
         "Each request's sending ends sooner or later. NoPreemptionCycle does without this "
         "assumption.",
     ),
@@ -217,7 +217,8 @@ FAIRNESS = (
         "the scheduler is paused.",
     ),
 )
-"""Weak: an action of this kind that stays enabled is taken. None: it may come, or never."""
+"""Weak: an action that stays enabled is taken. Strong: one that is enabled again and again is taken
+(the model lands no transfer between an output and its drafts). None: it may come, or never."""
 
 
 @dataclass(frozen=True)
