@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,13 +24,14 @@ from kvproof.minimize import minimize
 from kvproof.pairwise import Constraint, Cover, Row, pairs_of
 from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import Trace, TraceError, replay
-from model.state import Assertion, Branch
+from model.jit import source_key
+from model.state import Assertion, Branch, Load
 from spec.findings import FINDINGS, Finding
 from spec.invariants import Id
 from spec.scope import External, RequestSpec, Scope, ScopeError
 
 QUICK = 120
-FULL = 600
+FULL = 720
 _PASSED = (frozenset[Id](), frozenset({Id.PublishedSound}))
 
 PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
@@ -242,7 +243,7 @@ def place_of(trace: Trace) -> str:
     """What tells violations apart: what falls, at which action, by which assertion, after what.
 
     What a failed synchronous load, a victim taken out of its step, or a reset that raised leaves
-    behind falls in many ways, so it is named.
+    behind falls in many ways, so it is named; so is a load of one token, which comes round.
     """
     moments = list(replay(trace))
     last = moments[-1]
@@ -261,7 +262,14 @@ def place_of(trace: Trace) -> str:
         words.append("after a scheduled victim")
     if any(moment.report.reset_ok < 0 for moment in moments[:-1]):
         words.append("after a reset that raised")
+    if Id.NoReuseInFlight.name in trace.broken and _loads_one_token(last.after):
+        words.append("with a load of one token")
     return " ".join(words)
+
+
+def _loads_one_token(state: Any) -> bool:
+    pairs = zip(state.load, state.load_tokens, strict=True)
+    return any(load == Load.PENDING and tokens == 1 for load, tokens in pairs)
 
 
 def search(number: int, row: Row, limits: Limits) -> Swept:
@@ -284,11 +292,29 @@ def search(number: int, row: Row, limits: Limits) -> Swept:
     return Swept(number, row, outcome, states, transitions, tuple(found))
 
 
-def _recorded(path: Path) -> Iterator[Swept]:
-    if not path.exists():
-        return
-    for line in path.read_bytes().splitlines():
-        yield msgspec.json.decode(line, type=Swept)
+class _Made(msgspec.Struct, frozen=True):
+    """First line of a record: what its results depend on besides the rows."""
+
+    sources: str
+    states: int | None
+
+
+def _recorded(path: Path, made: _Made) -> dict[int, Swept]:
+    """The results in a record, which is begun if there is none; a line cut off is taken away."""
+    head = msgspec.json.encode(made) + b"\n"
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith(b"\n"):
+        del lines[-1]
+        path.write_bytes(b"".join(lines))
+    if not lines:
+        path.write_bytes(head)
+    elif lines[0] != head:
+        raise TraceError(f"{path}: made by other sources or with another limit; name another file")
+    try:
+        results = [msgspec.json.decode(line, type=Swept) for line in lines[1:]]
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}: not a record of a sweep: {error}") from error
+    return {one.number: one for one in results}
 
 
 def sweep(
@@ -302,10 +328,11 @@ def sweep(
     """Search the first `count` rows of the cover; Ctrl-C ends it with what is done.
 
     `record` is a file of JSON lines to which each result is added, and which is read first: what
-    is there is not done again. A record of other rows is refused with TraceError.
+    is there is not done again. A record of other rows, made by other sources or with another
+    limit of states is refused with TraceError.
     """
     cover = Cover(PARAMETERS, CONSTRAINTS, seed=seed)
-    done = {one.number: one for one in _recorded(record)} if record is not None else {}
+    done = {} if record is None else _recorded(record, _Made(source_key(), limits.states))
     swept = []
     try:
         for number, row in enumerate(islice(cover.rows(), count)):
@@ -329,9 +356,13 @@ def sweep(
 
 
 def minimal(found: Found) -> Trace:
-    """The violation in the smallest scope, as short as it gets there."""
+    """The violation in the smallest scope, as short as it gets there; as found if it drifts.
+
+    In a smaller scope the same invariant may fall in another way first.
+    """
     past = frozenset(Id[name] for name in found.past)
-    return minimize(found.trace, found.trace.broken, past=past)
+    trace = minimize(found.trace, found.trace.broken, past=past)
+    return trace if place_of(trace) == found.place else found.trace
 
 
 def explanation(place: str) -> Finding | None:

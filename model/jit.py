@@ -6,9 +6,11 @@ decorated. With `NUMBA_DISABLE_JIT=1` every kernel is the plain Python function 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +26,42 @@ from numpy.typing import NDArray
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ROOT = Path(__file__).resolve().parent.parent
-_SOURCES = ("model/**/*.py", "spec/**/*.py", "kvproof/*.py")
+_PACKAGES = ("model", "spec", "kvproof")
+_HAS_KERNELS = re.compile(r"^\s*@kernel|\bkernel\(|\bnjit\b|\bnumba\b", re.MULTILINE)
 _FOLDERS_KEPT = 5
+
+
+def sources(root: Path = _ROOT) -> list[Path]:
+    """The modules with kernels and all that they import, one from another, in order."""
+    texts = {
+        path.relative_to(root).with_suffix("").parts: path.read_text(encoding="utf-8")
+        for package in _PACKAGES
+        for path in root.glob(f"{package}/**/*.py")
+    }
+    todo = [module for module, text in texts.items() if _HAS_KERNELS.search(text)]
+    found = set()
+    while todo:
+        module = todo.pop()
+        if module in texts and module not in found:
+            found.add(module)
+            todo += _imports(texts[module])
+    return sorted(root.joinpath(*module).with_suffix(".py") for module in found)
+
+
+def _imports(text: str) -> Iterator[tuple[str, ...]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = tuple(node.module.split("."))
+            names = [(*module, alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            # Each may be a module, or a name in one; a package runs its __init__ as well.
+            for length in range(1, len(name) + 1):
+                yield name[:length]
+                yield (*name[:length], "__init__")
 
 
 def source_key(root: Path = _ROOT) -> str:
@@ -35,7 +71,7 @@ def source_key(root: Path = _ROOT) -> str:
     a function or constant that it uses from another module.
     """
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in _SOURCES for path in root.glob(pattern)):
+    for path in sources(root):
         digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     for name in sorted(os.environ):

@@ -368,6 +368,7 @@ FINDINGS = (
             max_num_batched_tokens=8,
             max_model_len=3,
         ),
+        places=("NoReuseInFlight at schedule with a load of one token",),
         broken=Id.NoReuseInFlight,
         where=f"{_SCHEDULER}: _update_waiting_for_remote_kv, schedule",
         account="When a load has brought the whole prompt, the last token is to be computed again: "

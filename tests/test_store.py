@@ -177,19 +177,30 @@ def test_fast_range_spreads_words_evenly_and_in_order(size: int) -> None:
     assert [scale(np.uint64(word), size) for word in words] == [word * size >> 64 for word in words]
 
 
-def test_an_edit_of_any_source_or_setting_gives_another_cache_key(
+def test_an_edit_of_what_kernels_import_or_of_a_setting_gives_another_cache_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {jit.source_key(tmp_path)}
-    for name in ("model/queues.py", "model/parts/deep.py", "spec/scope.py", "kvproof/store.py"):
+    compiled = {
+        "model/queues.py": "from model.parts import deep\n\n@kernel\ndef f(): ...\n",
+        "model/parts/__init__.py": "",
+        "model/parts/deep.py": "import spec.scope\n",
+        "spec/scope.py": "",
+        "kvproof/store.py": "double = kernel(twice)\n",
+    }
+    other = {"kvproof/cli.py": "from model import queues\n", "spec/findings.py": ""}
+    for name, text in (compiled | other).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        for text in ("LIMIT = 1\n", "LIMIT = 2\n"):
-            path.write_text(text)
-            key = jit.source_key(tmp_path)
-            assert key not in keys
-            keys.add(key)
-    (tmp_path / "README.md").write_text("not compiled")
+        path.write_text(text)
+    keys = {jit.source_key(tmp_path)}
+    for name in compiled:
+        path = tmp_path / name
+        path.write_text(path.read_text() + "LIMIT = 1\n")
+        key = jit.source_key(tmp_path)
+        assert key not in keys, name
+        keys.add(key)
+    for name in other:
+        (tmp_path / name).write_text("LIMIT = 1\n")
     monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
     assert jit.source_key(tmp_path) == key
     checked = os.environ.get("NUMBA_BOUNDSCHECK") == "1"

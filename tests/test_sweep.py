@@ -106,6 +106,30 @@ def test_a_record_of_another_sweep_is_refused(tmp_path: Path) -> None:
         sweep(2, limits=FEW, record=record, seed=1)
 
 
+def test_a_record_of_another_limit_is_refused(tmp_path: Path) -> None:
+    record = tmp_path / "sweep.jsonl"
+    sweep(1, limits=FEW, record=record)
+    with pytest.raises(TraceError, match="another limit"):
+        sweep(1, limits=Limits(states=400), record=record)
+
+
+def test_a_line_that_was_cut_off_is_searched_again(tmp_path: Path) -> None:
+    record = tmp_path / "sweep.jsonl"
+    whole = sweep(2, limits=FEW, record=record)
+    lines = record.read_bytes()
+    record.write_bytes(lines[:-20])
+    assert sweep(2, limits=FEW, record=record).swept == whole.swept
+    assert record.read_bytes() == lines
+
+
+def test_another_file_is_refused_as_a_record_and_kept(tmp_path: Path) -> None:
+    record = tmp_path / "notes.txt"
+    record.write_text("mine\n")
+    with pytest.raises(TraceError, match=r"notes\.txt"):
+        sweep(1, limits=FEW, record=record)
+    assert record.read_text() == "mine\n"
+
+
 def test_an_interrupted_sweep_keeps_what_is_done() -> None:
     def interrupt(one: Swept, _count: int) -> None:
         if one.number == 1:
