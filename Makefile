@@ -26,6 +26,7 @@ docs: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.two_phase_commit
 	$(BIN)/python -m benchmarks.scheduler
+	$(BIN)/python -m benchmarks.progress
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

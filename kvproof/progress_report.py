@@ -9,7 +9,7 @@ import msgspec
 from kvproof.check import EXIT_CODES
 from kvproof.lasso import Lasso, render_lasso
 from kvproof.progress import ProgressCheck
-from kvproof.progress_sweep import MOST, ProgressSweep, explanation
+from kvproof.progress_sweep import MOST, ProgressSweep, explanation, place_of
 from spec.hangs import Hang
 
 
@@ -17,7 +17,7 @@ def headline(done: ProgressCheck) -> str:
     """What came out and what was looked at, in three lines."""
     result = done.result
     why = f" ({done.short_because}: progress is not claimed)" if done.short_because else ""
-    broken = "; ".join(", ".join(one.broken) for one in done.lassos) or "nothing"
+    broken = "; ".join(map(_told, done.lassos)) or "nothing"
     if not done.due_states:
         broken = "nothing, but nothing was due anywhere: this scope says nothing about progress"
     return "\n".join(
@@ -31,6 +31,13 @@ def headline(done: ProgressCheck) -> str:
             f"  broken: {broken}",
         )
     )
+
+
+def _told(found: Lasso) -> str:
+    """What a lasso breaks, and the open finding that it is, if it is one."""
+    names = ", ".join(found.broken)
+    hang = None if found.scope.rules_off else explanation(place_of(found))
+    return names if hang is None else f"{names} (docs/progress.md: {hang.id})"
 
 
 def as_json(done: ProgressCheck) -> dict[str, Any]:
