@@ -11,7 +11,7 @@ from kvproof.check import check
 from kvproof.progress import check_progress
 from spec.scopes import SCOPES
 
-ROUNDS = 5
+ROUNDS = 3
 # Scopes that take long enough to time.
 TIMED = ("shared-prefix", "pipeline", "depth-3", "consumer", "crowd")
 

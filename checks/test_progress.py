@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from kvproof.hangs import FOLDER, find_guard, find_hang
 from kvproof.lasso import load_lasso
 from kvproof.progress import check_progress
 from kvproof.progress_report import progress_sweep_page
-from kvproof.progress_sweep import explanation, place_of, progress_sweep
-from kvproof.sweep import FULL, QUICK
+from kvproof.progress_sweep import ProgressSweep, explanation, place_of, progress_sweep
+from kvproof.sweep import FULL
 from kvproof.vllm.client import Client
 from kvproof.vllm.loops import ROUNDS, go_round
 from spec.hangs import GUARDS, HANGS, Guard, Hang
@@ -23,9 +22,6 @@ from spec.scopes import SCOPES
 ROOT = Path(__file__).parent.parent
 each_hang = pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.id)
 each_guard = pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.rule.name)
-whole_sweep = pytest.mark.skipif(
-    os.environ.get("KVPROOF_FULL_SWEEP") != "1", reason="takes minutes: KVPROOF_FULL_SWEEP=1"
-)
 
 # The named scopes in which a finding shows.
 FOUND_IN = {"producer": ["producer-drops-what-it-computes"]}
@@ -87,27 +83,35 @@ def test_every_recorded_lasso_is_registered() -> None:
     assert recorded == {hang.id for hang in HANGS} | {guard.rule.name for guard in GUARDS}
 
 
-def test_every_lasso_in_the_sweep_is_an_open_finding_and_goes_round_on_vllm(
-    vllm: Client, measured: Callable[[str], None]
+@pytest.fixture(scope="module")
+def swept() -> ProgressSweep:
+    return progress_sweep(FULL)
+
+
+def test_every_lasso_in_the_sweep_is_an_open_finding(
+    swept: ProgressSweep, measured: Callable[[str], None]
 ) -> None:
-    done = progress_sweep(QUICK)
     measured(
-        f"progress   sweep: {dict(done.outcomes)}, {done.transitions:,} transitions, "
-        f"{done.due_states:,} states with work due, {done.cycles:,} cycles, {done.fair_cycles:,} "
-        f"fair, {len(done.distinct)} distinct lassos"
+        f"progress   sweep: {dict(swept.outcomes)}, {swept.transitions:,} transitions, "
+        f"{swept.due_states:,} states with work due, {swept.cycles:,} cycles, "
+        f"{swept.fair_cycles:,} fair, {len(swept.distinct)} distinct lassos"
     )
-    assert [place for place in done.distinct if explanation(place) is None] == []
-    for place, found in done.distinct.items():
-        answer = go_round(found, vllm)
-        assert answer.agrees, place
-        assert answer.rounds == (ROUNDS if found.loop else 0), place
+    assert swept.outcomes.total() == FULL
+    assert [place for place in swept.distinct if explanation(place) is None] == []
+    assert {explanation(place) for place in swept.distinct} == set(HANGS)
+    page = (ROOT / "docs" / "progress-sweep.md").read_text(encoding="utf-8")
+    assert page == progress_sweep_page(swept), "kvproof sweep --full --progress --page"
 
 
-@whole_sweep
-def test_the_page_of_the_whole_sweep_is_fresh() -> None:
-    done = progress_sweep(FULL)
-    assert (ROOT / "docs" / "progress-sweep.md").read_text() == progress_sweep_page(done)
-    assert {explanation(place) for place in done.distinct} == set(HANGS)
+@each_hang
+def test_vllm_goes_round_where_the_sweep_found_it(
+    hang: Hang, swept: ProgressSweep, vllm: Client
+) -> None:
+    lassos = [one for place, one in swept.distinct.items() if explanation(place) == hang]
+    found = min(lassos, key=lambda one: len(one.stem) + len(one.loop))
+    answer = go_round(found, vllm)
+    assert answer.fields == ()
+    assert answer.rounds == (ROUNDS if found.loop else 0)
 
 
 def test_vllm_does_not_go_round_where_its_guard_prevents_it(vllm: Client) -> None:

@@ -56,9 +56,15 @@ def explanation(place: str) -> Hang | None:
 
 @dataclass(frozen=True)
 class ProgressSweep:
-    """Outcomes of the scopes searched, and each distinct lasso once, its shortest."""
+    """Outcomes of the scopes searched, and each distinct lasso once, its shortest.
+
+    Of the scopes `early` were not searched to the end, and `cut` have runs that end in an assertion
+    or a wrong token; `times` counts the scopes that have a lasso at a place.
+    """
 
     outcomes: Counter[str]
+    early: int
+    cut: int
     states: int
     transitions: int
     due_states: int
@@ -97,6 +103,8 @@ def progress_sweep(
         pass
     return ProgressSweep(
         outcomes=Counter(one.outcome for one in done),
+        early=sum(one.result.outcome == "bounded" for one in done),
+        cut=sum(one.cut_states > 0 for one in done),
         states=sum(one.result.states for one in done),
         transitions=sum(one.result.transitions for one in done),
         due_states=sum(one.due_states for one in done),

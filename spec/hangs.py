@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from spec.findings import FINDINGS
 from spec.progress import Property
 from spec.rule_scopes import SEEDS
@@ -20,6 +22,20 @@ _R = RequestSpec
 _E = External
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 _STUCK = (Property.NothingStuck, Property.EveryRequestFinishes)
+
+_PROMPT_BESIDE_A_LOAD = Scope(
+    name="prompt-beside-a-load",
+    kv_role="kv_consumer",
+    prefix_caching=False,
+    block_size=1,
+    requests=(
+        _R(prompt=(1, 2), max_tokens=1, external=_E(2)),
+        _R(prompt=(2, 1, 1, 1), max_tokens=1),
+    ),
+    num_blocks=6,
+    max_num_batched_tokens=2,
+    max_model_len=5,
+)
 
 
 @dataclass(frozen=True)
@@ -165,20 +181,8 @@ HANGS = (
         id="first-chunk-admission-goes-round",
         title="Without full-sequence admission a prompt is computed and thrown away while a "
         "transfer runs",
-        scope=Scope(
-            name="first-chunk-admission-goes-round",
-            kv_role="kv_consumer",
-            reserve_full_isl=False,
-            prefix_caching=False,
-            block_size=1,
-            max_num_seqs=1,
-            requests=(
-                _R(prompt=(1, 2), max_tokens=1, external=_E(2)),
-                _R(prompt=(2, 1, 1, 1), max_tokens=1),
-            ),
-            num_blocks=6,
-            max_num_batched_tokens=2,
-            max_model_len=5,
+        scope=msgspec.structs.replace(
+            _PROMPT_BESIDE_A_LOAD, name="first-chunk-admission-goes-round", reserve_full_isl=False
         ),
         broken=(Property.NoPreemptionCycle,),
         where=f"{_SCHEDULER}: schedule, scheduler_reserve_full_isl",
@@ -278,22 +282,6 @@ GUARDS = (
         ),
         Property.EveryRequestFinishes,
     ),
-    Guard(
-        Rule.reserve_full_sequence,
-        Scope(
-            name="prompt-beside-a-load",
-            kv_role="kv_consumer",
-            prefix_caching=False,
-            block_size=1,
-            requests=(
-                _R(prompt=(1, 2), max_tokens=1, external=_E(2)),
-                _R(prompt=(2, 1, 1, 1), max_tokens=1),
-            ),
-            num_blocks=6,
-            max_num_batched_tokens=2,
-            max_model_len=5,
-        ),
-        Property.NoPreemptionCycle,
-    ),
+    Guard(Rule.reserve_full_sequence, _PROMPT_BESIDE_A_LOAD, Property.NoPreemptionCycle),
     Guard(Rule.requeue_victim_first, SCOPES["shared-prefix"], Property.BoundedOvertaking),
 )
