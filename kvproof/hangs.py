@@ -58,7 +58,8 @@ def progress_page() -> str:
             "Most hangs are no bad state but a run that never gets anywhere. `kvproof check "
             "--progress` searches a scope to the end, past whatever invariant falls, keeps its "
             "graph, and looks for such runs. A counterexample is a lasso: a stem, as short as "
-            "there is one, and a loop that returns to its very state, block numbers included. "
+            "there is one (where a request is passed too often, a short one), and a loop that "
+            "returns to its very state, block numbers included. "
             "`kvproof replay` shows one.\n",
             *_properties(),
             *_fairness(),

@@ -34,11 +34,12 @@ Masks = NDArray[np.uint16]
 class ProgressCheck:
     """What a progress check found and what it looked at.
 
-    `lassos` has the shortest stem to each property that is broken. `due_states` had work pending;
-    `cut_states` end in an assertion or a wrong token, where vLLM ends too. `cycles` are components
-    in which the engine can go round, `fair_cycles` those in which it can do so for ever with every
-    transfer ending. `passes` are calls of schedule that pass a waiting request, `most_passes` the
-    most that one request is passed while it waits. Seconds leave compilation out.
+    `lassos` has one of shortest stem for each property that is broken, but for BoundedOvertaking,
+    where it is the first run met. `due_states` had work pending; `cut_states` end in an assertion
+    or a wrong token, where vLLM ends too. `cycles` are components in which the engine can go round,
+    `fair_cycles` those in which it can do so for ever with every transfer ending. `passes` are
+    calls of schedule that pass a waiting request, `most_passes` the most that one request is passed
+    while it waits. Seconds leave compilation out.
     """
 
     scope: Scope
