@@ -275,15 +275,18 @@ def follow(
     return tuple(taken), ()
 
 
+def with_rules_on(trace: Trace, past: frozenset[Id] = frozenset()) -> Trace:
+    """The same actions, as far as they are enabled, on vLLM as it is, and what they break."""
+    scope = msgspec.structs.replace(trace.scope, rules_off=())
+    return Trace(scope, *follow(scope, trace.actions, past))
+
+
 def prevented(trace: Trace, past: frozenset[Id] = frozenset()) -> bool:
     """Whether the rules that are off make the difference.
 
     With them on the same actions, as far as they are enabled, break nothing.
     """
-    if not trace.scope.rules_off:
-        return True
-    guarded = msgspec.structs.replace(trace.scope, rules_off=())
-    return not follow(guarded, trace.actions, past)[1]
+    return not trace.scope.rules_off or not with_rules_on(trace, past).broken
 
 
 def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[Action]:

@@ -1,21 +1,13 @@
-"""Runs exported tests in vLLM's interpreter, with each guard in place and with it taken out.
+"""Guards of vLLM taken out of the real classes while a run is on them: one function each.
 
-`python guards_out.py FOLDER` imports `test_*.py` there and prints JSON: for each the error of a
-plain run and, if GUARDS names the file's rule, of one without the guard; an error is
-[type, message, the test's line that failed], None where the test passes.
+Runs in vLLM's interpreter: with its rule off in the model and its guard out here, a trace must do
+the same damage on both sides.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import logging
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -36,7 +28,7 @@ def _without(owner: Any, name: str, **fixed: Any) -> Guard:
     return owner, name, lambda self, *args, **kwargs: method(self, *args, **{**kwargs, **fixed})
 
 
-def _keeping(attribute: str, empty: Any = 0) -> Guard:
+def _keeping(attribute: str) -> Guard:
     """A preemption that does not forget one attribute of its victim."""
     preempt = Scheduler._preempt_request
 
@@ -168,41 +160,9 @@ GUARDS: dict[str, Guard] = {
 
 
 @contextmanager
-def _taken_out(rule: str) -> Iterator[None]:
-    owner, name, function = GUARDS[rule]
-    with patch.object(owner, name, function):
+def taken_out(rules: Iterable[str]) -> Iterator[None]:
+    """vLLM without the guards of these rules; KeyError names one that cannot be taken out."""
+    with ExitStack() as stack:
+        for owner, name, function in [GUARDS[rule] for rule in rules]:
+            stack.enter_context(patch.object(owner, name, function))
         yield
-
-
-def _error(module: ModuleType) -> list[str] | None:
-    (test,) = (
-        value
-        for name, value in vars(module).items()
-        if name.startswith("test_") and isinstance(value, FunctionType)
-    )
-    try:
-        test()
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.line or "" for frame in frames if frame.name == test.__name__]
-        return [type(error).__name__, str(error).partition("\n")[0], lines[-1]]
-    return None
-
-
-def main(folder: Path) -> None:
-    """Run every test of the folder."""
-    logging.disable(logging.CRITICAL)
-    sys.path.insert(0, str(folder))
-    results = {}
-    for path in sorted(folder.glob("test_*.py")):
-        module = importlib.import_module(path.stem)
-        rule = path.stem.removeprefix("test_")
-        results[rule] = {"plain": _error(module)}
-        if rule in GUARDS:
-            with _taken_out(rule):
-                results[rule]["without"] = _error(module)
-    print(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
