@@ -17,9 +17,10 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 
-Guard = tuple[Any, str, Callable[..., Any]]
+Guard = tuple[Any, str, Any]
 
 
 def _without(owner: Any, name: str, **fixed: Any) -> Guard:
@@ -78,9 +79,33 @@ def _take_all_tokens(
     return every, stopped
 
 
+def _blind_to(method: Callable[..., Any], flag: str) -> Callable[..., Any]:
+    """The method, for which this flag is False on every request while it runs."""
+
+    def blind(self: Any, *args: Any, **kwargs: Any) -> Any:
+        marked = [request for request in self.requests.values() if getattr(request, flag)]
+        for request in marked:
+            setattr(request, flag, False)
+        result = method(self, *args, **kwargs)
+        for request in marked:
+            setattr(request, flag, True)
+        return result
+
+    return blind
+
+
+def _hit(**changes: Callable[[Any], Any]) -> Guard:
+    """A lookup with these of its arguments changed."""
+    find = FullAttentionManager.find_longest_cache_hit
+
+    def changed(cls: Any, **kwargs: Any) -> Any:
+        return find(**{**kwargs, **{name: to(kwargs[name]) for name, to in changes.items()}})
+
+    return FullAttentionManager, "find_longest_cache_hit", classmethod(changed)
+
+
 def _hash_of_tokens_alone(function: Any, parent: Any, tokens: Any, extra_keys: Any = None) -> Any:
-    places = len(parent or b"\0") - 1
-    return _hash_block_tokens(function, bytes(1 + places), tokens, extra_keys)
+    return _hash_block_tokens(function, bytes(len(parent or b"\0")), tokens, extra_keys)
 
 
 _finish_requests = Scheduler.finish_requests
@@ -108,6 +133,13 @@ GUARDS: dict[str, Guard] = {
         "prepend_n",
         FreeKVCacheBlockQueue.append_n,
     ),
+    "count_evictable_hits": (
+        FullAttentionManager,
+        "_get_num_evictable_blocks",
+        lambda self, blocks: 0,
+    ),
+    "recompute_last_token": _hit(max_length=lambda length: length + 1),
+    "drop_hit_before_drafting_head": _hit(drop_eagle_block=lambda drop: False),
     "hash_whole_prefix": (kv_cache_utils, "hash_block_tokens", _hash_of_tokens_alone),
     "hash_includes_salt": (
         kv_cache_utils,
@@ -125,9 +157,23 @@ GUARDS: dict[str, Guard] = {
     "forget_victim_drafts": _keeping("spec_token_ids"),
     "reset_only_unused_pool": (BlockPool, "reset_prefix_cache", _reset_anyway),
     "clear_hashes_on_reset": (BlockPool, "reset_prefix_cache", lambda self: True),
-    "drop_stale_output_on_reset": _without(Scheduler, "_preempt_request", drop_stale_output=False),
+    "drop_stale_output_on_reset": (
+        Scheduler,
+        "update_from_output",
+        _blind_to(Scheduler.update_from_output, "drop_stale_output"),
+    ),
     "drop_stale_output_of_producers": _without(
         Scheduler, "_preempt_request", drop_stale_output=False
+    ),
+    "ignore_drafts_of_prefill_chunks": (
+        Scheduler,
+        "update_draft_token_ids",
+        _blind_to(Scheduler.update_draft_token_ids, "is_prefill_chunk"),
+    ),
+    "remove_aborted_from_queues": (
+        FCFSRequestQueue,
+        "remove_requests",
+        lambda self, requests: None,
     ),
     "trim_output_after_stop": (Scheduler, "_update_request_with_output", _take_all_tokens),
     "fence_in_flight_frees": (Scheduler, "_free_request_blocks", _free_now),
