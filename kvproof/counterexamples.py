@@ -12,7 +12,7 @@ from kvproof.cuts import measure, weight
 from kvproof.mermaid import mermaid
 from kvproof.minimize import minimize
 from kvproof.render import render
-from kvproof.trace import Trace, TraceError, save
+from kvproof.trace import Trace, TraceError, load, save
 from spec.invariants import INVARIANTS
 from spec.rule_scopes import ACCOUNTS, PAST, SEEDS
 from spec.rules import RULES, Rule
@@ -115,11 +115,19 @@ def write(
     for done, rule in enumerate(chosen):
         if progress is not None:
             progress(done, len(chosen), rule.name)
-        trace = find(rule)
-        data, text = folder / f"{rule.name}.json", folder / f"{rule.name}.md"
-        save(trace, data, force=True)
-        text.write_text(page(rule, trace), encoding="utf-8")
-        paths += [data, text]
+        data = folder / f"{rule.name}.json"
+        save(find(rule), data, force=True)
+        paths += [data, *write_pages([rule], folder)]
+    return paths
+
+
+def write_pages(rules: Iterable[Rule] = Rule, folder: Path = FOLDER) -> list[Path]:
+    """Write `<rule>.md` from the recorded `<rule>.json`; returns the paths."""
+    paths = []
+    for rule in rules:
+        path = folder / f"{rule.name}.md"
+        path.write_text(page(rule, load(path.with_suffix(".json"))), encoding="utf-8")
+        paths.append(path)
     return paths
 
 

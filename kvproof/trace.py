@@ -103,6 +103,24 @@ def replay(trace: Trace) -> Iterator[Moment]:
         state = after
 
 
+def broken_as_named(trace: Trace) -> None:
+    """TraceError where the invariants that a trace names do not fall at its last action."""
+    missing = set(trace.broken)
+    for number, moment in enumerate(replay(trace), 1):
+        if missing.intersection(moment.broken) and number < len(trace.actions):
+            raise TraceError(
+                f"{', '.join(moment.broken)} falls at action {number} already: "
+                f"the trace must end there"
+            )
+        if number == len(trace.actions):
+            missing.difference_update(moment.broken)
+    if missing:
+        raise TraceError(
+            f"broken = {', '.join(sorted(missing))}: does not fall at the trace's end; "
+            f"were its actions changed?"
+        )
+
+
 def from_codes(scope: Scope, codes: tuple[int, ...], broken: tuple[str, ...] = ()) -> Trace:
     """The trace of a run given by the codes that the search uses."""
     compiled = compile_scope(scope)

