@@ -31,7 +31,7 @@ from kvproof.minimize import Progress as Minimising
 from kvproof.minimize import minimize, with_rules_on
 from kvproof.render import render
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
-from kvproof.trace import Trace, TraceError, broken_as_named, load, replay, save
+from kvproof.trace import Trace, TraceError, load, passed_over, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
 from kvproof.vllm.export import export_test
@@ -442,7 +442,7 @@ def replay_command(
     broken = sorted({name for moment in moments for name in moment.broken})
     if not as_json:
         out.print(render(trace), markup=False)
-    broken_as_named(trace)
+    passed_over(trace)
     real = list(_replays_on_vllm(trace)) if vllm else []
     if as_json:
         shown = {"moments": _replay_json(trace), "broken": broken}
@@ -485,7 +485,8 @@ def minimize_command(
             if show is not None:
                 show(report)
 
-        smaller = minimize(trace, trace.broken, progress=progress)
+        past = passed_over(trace)
+        smaller = minimize(trace, trace.broken, past=past, progress=progress)
     save(smaller, to, force=force)
     out.print(render(smaller), markup=False)
     err.print(f"{_HOW_IT_ENDED[reports[-1].stage]} ({_minimised(reports[-1])})")
@@ -538,7 +539,7 @@ def export_command(
             text = dot(load(file).scope if is_trace else find_scope(str(file)))
         else:
             trace = load(file)
-            broken_as_named(trace)
+            passed_over(trace)
             text = (export_test if vllm_test else itf if as_itf else mermaid)(trace)
     if to is None:
         print(text)

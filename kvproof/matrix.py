@@ -105,7 +105,8 @@ def page(rows: Mapping[Rule, Row]) -> str:
         f"(to its end, or to {STATES:,} states). A number is the length of the shortest run found "
         "to the fall of that invariant; with the rule on the same actions break nothing. A run "
         "ends with the first fall; in parentheses where it goes past an invariant that falls "
-        "earlier and says less (`PAST` in `spec/rule_scopes.py`).\n",
+        "earlier and says less (`PAST` in `spec/rule_scopes.py`). A number below the length of the "
+        "rule's counterexample belongs to a scope with more requests, steps in flight or drafts.\n",
         *(f"{identity + 1}. `{identity.name}`" for identity in Id),
         "",
         "| rule |" + "|".join(f" {identity + 1} " for identity in Id) + "|",

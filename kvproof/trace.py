@@ -103,22 +103,28 @@ def replay(trace: Trace) -> Iterator[Moment]:
         state = after
 
 
-def broken_as_named(trace: Trace) -> None:
-    """TraceError where the invariants that a trace names do not fall at its last action."""
-    missing = set(trace.broken)
-    for number, moment in enumerate(replay(trace), 1):
-        if missing.intersection(moment.broken) and number < len(trace.actions):
+def passed_over(trace: Trace) -> frozenset[invariants.Id]:
+    """The invariants that fall before those that the trace names: it passes over them.
+
+    TraceError where the named ones do not fall at the last action, or fall before it.
+    """
+    named = set(trace.broken)
+    earlier: set[str] = set()
+    last: tuple[str, ...] = ()
+    for moment in replay(trace):
+        if named.intersection(last):
             raise TraceError(
-                f"{', '.join(moment.broken)} falls at action {number} already: "
-                f"the trace must end there"
+                f"{', '.join(last)} falls at action {moment.number - 1}: the trace must end there"
             )
-        if number == len(trace.actions):
-            missing.difference_update(moment.broken)
+        earlier.update(last)
+        last = moment.broken
+    missing = named.difference(last)
     if missing:
         raise TraceError(
             f"broken = {', '.join(sorted(missing))}: does not fall at the trace's end; "
             f"were its actions changed?"
         )
+    return frozenset(invariants.Id[name] for name in earlier if named)
 
 
 def from_codes(scope: Scope, codes: tuple[int, ...], broken: tuple[str, ...] = ()) -> Trace:
