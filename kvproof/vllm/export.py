@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -110,6 +111,7 @@ def _docstring(trace: Trace) -> str:
     )
 
 
+@cache
 def _definitions() -> dict[str, str]:
     """Sources of what exported.py defines and imports, by name; imports by their module's."""
     text = _SOURCE.read_text(encoding="utf-8")
