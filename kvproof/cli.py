@@ -109,7 +109,9 @@ def _status_line() -> Iterator[Any]:
         yield None
         return
     with Live(console=err, transient=True, refresh_per_second=10) as live:
-        yield lambda done, total: live.update(Text(f"{done:,} of {total:,} ({done / total:.0%})"))
+        yield lambda done, total, what="": live.update(
+            Text(f"{done:,} of {total:,} ({done / total:.0%}) {what}")
+        )
 
 
 def _as_json(done: Check) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 from kvproof.check import Limits, check
 from kvproof.cuts import measure, weight
 from kvproof.mermaid import mermaid
-from kvproof.minimize import minimize
+from kvproof.minimize import Progress, minimize
 from kvproof.render import render
 from kvproof.trace import Trace, TraceError, load, save
 from spec.invariants import INVARIANTS
@@ -47,11 +47,20 @@ def _minimal_runs(rule: Rule) -> Iterator[Trace]:
     meant = _meant(rule)
     for scope in _scopes(rule):
         off = scope.with_rules_off(rule.name)
-        violation = check(off, Limits(states=_STATES), ignore=past).result.violation
+        result = check(off, Limits(states=_STATES), ignore=past).result
+        if result.reason == "interrupted":
+            raise KeyboardInterrupt
+        violation = result.violation
         if violation is None:
             continue
         wanted = meant.intersection(violation.invariants)
-        yield minimize(off, wanted or violation.invariants, past=past)
+        yield minimize(off, wanted or violation.invariants, past=past, progress=_whole_only)
+
+
+def _whole_only(progress: Progress) -> None:
+    """The best so far of a minimisation that was interrupted is no counterexample to record."""
+    if progress.stage == "interrupted":
+        raise KeyboardInterrupt
 
 
 def _scopes(rule: Rule) -> Iterable[Scope]:
@@ -108,7 +117,8 @@ def write(
     """Search, minimise and write `<rule>.json` and `<rule>.md` of the named rules, or of all.
 
     `progress` is told how many rules are done, of how many, and which one comes. Returns the
-    paths. Raises TraceError for a name that is no rule's, NotNeeded for a rule that nothing misses.
+    paths. Ctrl-C keeps the rules that are done. Raises TraceError for a name that is no rule's,
+    NotNeeded for a rule that nothing misses.
     """
     chosen = [_rule(name) for name in rules] or list(Rule)
     paths = []

@@ -47,7 +47,9 @@ def row(rule: Rule, folder: Path = FOLDER) -> Row:
     found: dict[Id, Fall] = {}
     for scope in _scopes(rule, folder):
         for past in dict.fromkeys((frozenset[Id](), frozenset(PAST.get(rule, ())))):
-            _result, traces = collect(SchedulerSystem(scope, ignore=past), max_states=STATES)
+            result, traces = collect(SchedulerSystem(scope, ignore=past), max_states=STATES)
+            if result.reason == "interrupted":
+                raise KeyboardInterrupt
             names = tuple(sorted(identity.name for identity in past))
             for trace in traces:
                 if not prevented(trace, past):
