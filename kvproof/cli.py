@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kvproof import __version__
 from kvproof.check import Check, Limits, check, exit_code
-from kvproof.counterexamples import write, write_pages
+from kvproof.counterexamples import NotNeeded, write, write_pages
 from kvproof.docs import write_docs
 from kvproof.dot import GraphError, dot
 from kvproof.explore import Progress
@@ -617,6 +617,7 @@ def main() -> None:
         ScopeError,
         TraceError,
         GraphError,
+        NotNeeded,
         MissingEnvironment,
         DriverError,
     ) as error:
