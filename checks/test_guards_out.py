@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kvproof.cli import main
 from kvproof.counterexamples import FOLDER
 from kvproof.minimize import with_rules_on
 from kvproof.trace import Trace, TraceError, load, replay
@@ -84,3 +86,23 @@ def test_guards_are_back_in_with_the_next_run(vllm: Client) -> None:
 def test_a_rule_whose_guard_cannot_be_taken_out_is_refused(vllm: Client) -> None:
     with pytest.raises(TraceError, match="rules_off = finish_once: cannot be taken out"):
         replay_on_vllm(recorded("finish_once"), vllm)
+
+
+@pytest.mark.parametrize("name", ["fence_in_flight_frees", "finish_once"])
+def test_replay_tells_what_vllm_does_with_the_guard_and_without(
+    name: str,
+    vllm: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = str(ROOT / FOLDER / f"{name}.json")
+    monkeypatch.setattr(sys, "argv", ["kvproof", "replay", path, "--vllm"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    kept, taken_out = capsys.readouterr().out.splitlines()[-2:]
+    assert "as it is: " in kept
+    assert kept.endswith("each as on the model; broken: nothing")
+    assert f"without the guard of {name}: " in taken_out
+    broken = f"broken: {', '.join(recorded(name).broken)}"
+    assert taken_out.endswith(broken if name in vllm.guards else "that guard and nothing else")

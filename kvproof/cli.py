@@ -495,7 +495,7 @@ def minimize_command(
 
 
 _HOW_IT_ENDED = {
-    "minimal": "minimal: no cut is left, and no run of the scope is shorter",
+    "minimal": "minimal: no cut is left, and no run of the scope falls so sooner",
     "short": "short, not shown to be shortest: the scope is too large to be searched",
     "interrupted": "interrupted: the best so far",
 }
