@@ -744,6 +744,11 @@ def test_an_environment_is_built_once_and_rebuilt_when_half_built(
     assert ran == []
     assert "stands ready" in capsys.readouterr().out
 
+    monkeypatch.setattr(environment, "_TESTING", ("pytest", "another"))
+    assert environment.find("0.31.0") is None
+    environment.build("0.31.0")
+    assert any("another" in arguments for arguments in ran)
+
 
 def test_a_failed_build_leaves_no_marker(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
