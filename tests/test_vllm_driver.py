@@ -664,7 +664,7 @@ ECHO = """
 import sys
 from kvproof.vllm import protocol
 with open(int(sys.argv[-1]), "wb") as answers:
-    protocol.write_frame(answers, "0.31.0+cpu")
+    protocol.write_frame(answers, ["0.31.0+cpu", ["a_rule"]])
     print("noise on standard output", flush=True)
     while (body := protocol.read_body(sys.stdin.buffer)) is not None:
         protocol.write_frame(answers, protocol.decode(body))
@@ -678,6 +678,7 @@ def test_frames_survive_noise_and_full_pipes(impostor: Any) -> None:
         for _ in range(3):
             driver.submit(large)
         assert [driver.collect() for _ in range(3)] == [large] * 3
+        assert driver.guards == {"a_rule"}
 
 
 def test_another_release_than_wanted_is_refused(impostor: Any) -> None:
