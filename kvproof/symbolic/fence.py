@@ -1,0 +1,161 @@
+"""The fence of deferred frees, for any number of steps, frees and deferred entries.
+
+One arbitrary request's blocks are followed from the request's table to the pool. Steps are
+counted, as in the model, from the last processed one, so that no counter needs a bound. Of the
+other deferred entries only those ahead in the queue matter: how many, and their largest fence.
+"""
+
+from __future__ import annotations
+
+import z3
+
+from kvproof.symbolic.relation import Clause, Operation, Relation, every, most
+from spec.rules import Rule
+
+HELD, DEFERRED, RETURNED = range(3)
+
+
+def fence(off: frozenset[Rule] = frozenset()) -> Relation:
+    """The relation with these rules switched off (vllm/v1/core/sched/scheduler.py)."""
+    seq, writer, place, bound, due, ahead, ahead_fence = z3.Ints(
+        "seq_ahead writer place fence due ahead ahead_fence"
+    )
+    mine = z3.Bool("mine")
+    other_fence, left, left_fence, other_last = z3.Ints("other_fence left left_fence other_last")
+    defers = writer > 0 if Rule.fence_in_flight_frees not in off else z3.BoolVal(False)
+    at_last = Rule.fence_at_last_scheduled_step not in off
+
+    now_fence = bound - 1
+    passed_ahead = z3.Or(ahead == 0, ahead_fence - 1 <= 0)
+    waits = place == DEFERRED
+    back = every((waits, passed_ahead, now_fence <= 0))
+    stays_behind = every((ahead > 0, ahead_fence - 1 > 0))
+    operations = (
+        Operation(
+            "schedule",
+            "A step with tokens is dispatched; the request is in it or not.",
+            z3.Implies(mine, place == HELD),
+            {"seq_ahead": seq + 1, "writer": z3.If(mine, seq + 1, writer)},
+            (mine,),
+        ),
+        Operation(
+            "free",
+            "The request's blocks are freed: at once, or behind a fence (_free_request_blocks).",
+            place == HELD,
+            {
+                "place": z3.If(defers, z3.IntVal(DEFERRED), z3.IntVal(RETURNED)),
+                "fence": z3.If(defers, seq if at_last else writer - 1, z3.IntVal(0)),
+                "due": seq,
+            },
+        ),
+        Operation(
+            "free_other",
+            "Another request's blocks go behind a fence, ahead of this one's.",
+            every(
+                (
+                    place == HELD,
+                    other_last > 0,
+                    other_last <= seq,
+                    other_fence == (seq if at_last else other_last - 1),
+                )
+            ),
+            {
+                "ahead": ahead + 1,
+                "ahead_fence": z3.If(ahead > 0, most(ahead_fence, other_fence), other_fence),
+            },
+            (other_last, other_fence),
+        ),
+        Operation(
+            "process",
+            "The output of the oldest step with tokens is taken in, and entries whose fence has "
+            "passed return from the head of the queue (_drain_deferred_frees).",
+            every(
+                (
+                    seq > 0,
+                    z3.If(
+                        stays_behind,
+                        every(
+                            (
+                                left >= 1,
+                                left <= ahead,
+                                left_fence > 0,
+                                left_fence <= ahead_fence - 1,
+                                z3.Implies(left == ahead, left_fence == ahead_fence - 1),
+                            )
+                        ),
+                        every((left == 0, left_fence == 0)),
+                    ),
+                )
+            ),
+            {
+                "seq_ahead": seq - 1,
+                "writer": most(writer - 1, z3.IntVal(0)),
+                "place": z3.If(back, z3.IntVal(RETURNED), place),
+                "fence": z3.If(back, z3.IntVal(0), z3.If(waits, now_fence, bound)),
+                "due": z3.If(place == HELD, due, due - 1),
+                "ahead": left,
+                "ahead_fence": left_fence,
+            },
+            (left, left_fence),
+        ),
+    )
+    properties = (
+        Clause(
+            "not_before_the_writer",
+            z3.Implies(place == RETURNED, writer == 0),
+            "Blocks are in the pool only when every step that may write them was processed.",
+            ("NoReuseInFlight",),
+        ),
+        Clause(
+            "comes_back",
+            z3.Implies(place == DEFERRED, every((due > 0, due <= seq))),
+            "Deferred blocks wait for a step that is still in flight, at most the last one that "
+            "was scheduled when they were freed: when that one has been processed they are back.",
+            ("FreedExactlyOnce",),
+        ),
+    )
+    lemmas = (
+        Clause(
+            "counted_from_processed",
+            every((seq >= 0, writer >= 0, writer <= seq, ahead >= 0)),
+            "No step is processed before it is scheduled, and the last one that may write the "
+            "blocks is one of the scheduled ones.",
+        ),
+        Clause(
+            "fence_covers_writer",
+            z3.Implies(place == DEFERRED, every((bound == due, writer <= bound))),
+            "The fence is the last step scheduled at the time of the free, so it is not before "
+            "the last one that may write the blocks.",
+        ),
+        Clause(
+            "fences_in_order",
+            z3.Implies(
+                ahead > 0,
+                every(
+                    (
+                        ahead_fence > 0,
+                        ahead_fence <= seq,
+                        z3.Implies(place == DEFERRED, ahead_fence <= bound),
+                    )
+                ),
+            ),
+            "No entry ahead in the queue has a later fence, so none keeps this one back.",
+        ),
+        Clause(
+            "place_is_known",
+            every((place >= HELD, place <= RETURNED)),
+            "The blocks are held, deferred or returned.",
+        ),
+    )
+    return Relation(
+        name="fence",
+        title="The fence of deferred frees",
+        parameters=(),
+        assumptions=(),
+        fields=(seq, writer, place, bound, due, ahead, ahead_fence),
+        initial=every(field == 0 for field in (seq, writer, place, bound, due, ahead, ahead_fence)),
+        operations=operations,
+        properties=properties,
+        lemmas=lemmas,
+        history=frozenset({"due"}),
+    )
