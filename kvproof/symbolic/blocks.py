@@ -559,7 +559,15 @@ def _lemmas(block: _Block) -> Iterable[Clause]:
                     block.load[r] <= LANDED,
                     block.sending[r] >= NOT_SENT,
                     block.sending[r] <= SENT,
-                    z3.Implies(block.waits[r], block.live[r] == ALIVE),
+                    z3.Implies(
+                        block.waits[r],
+                        every(
+                            (
+                                block.live[r] == ALIVE,
+                                some((block.load[r] != NO_LOAD, block.done[r])),
+                            )
+                        ),
+                    ),
                     z3.Implies(block.done[r], every((block.waits[r], block.load[r] == NO_LOAD))),
                     z3.Implies(
                         block.load[r] != NO_LOAD,
