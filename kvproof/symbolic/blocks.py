@@ -227,9 +227,9 @@ def _publish(block: _Block, r: int) -> Operation:
         f"R{r}'s full blocks are published after an output (cache_blocks).",
         every(
             (
-                block.live[r] != NONE,
+                block.live[r] == ALIVE,
                 z3.Not(block.waits[r]),
-                z3.Implies(publishes, every((block.table[r] > 0, block.live[r] == ALIVE))),
+                z3.Implies(publishes, block.table[r] > 0),
             )
         ),
         {"published": some((block.published, publishes))},
@@ -272,7 +272,7 @@ def _abort(block: _Block, r: int) -> Operation:
 
 
 def _finish(block: _Block, r: int) -> Operation:
-    sends = z3.Bool("sends")
+    sends, publishes = z3.Bools("sends publishes")
     sending = {
         f"sending{r}": z3.If(sends, z3.IntVal(SENDING), block.sending[r]),
         f"sent_from{r}": z3.If(sends, block.table[r] > 0, block.sent_from[r]),
@@ -285,9 +285,15 @@ def _finish(block: _Block, r: int) -> Operation:
         f"finish R{r}",
         f"R{r} finishes with an output: its blocks are freed, or held while they are sent "
         "(free_request).",
-        every((block.live[r] == ALIVE, z3.Not(block.waits[r]))),
-        effect | sending,
-        (sends,),
+        every(
+            (
+                block.live[r] == ALIVE,
+                z3.Not(block.waits[r]),
+                z3.Implies(publishes, block.table[r] > 0),
+            )
+        ),
+        effect | sending | {"published": some((block.published, publishes))},
+        (sends, publishes),
     )
 
 

@@ -12,19 +12,20 @@ import z3
 from kvproof.symbolic.relation import Clause, Operation, Relation, every, most
 from spec.rules import Rule
 
-HELD, DEFERRED, RETURNED = range(3)
+NOTHING, HELD, DEFERRED, RETURNED = range(4)
 
 
 def fence(off: frozenset[Rule] = frozenset()) -> Relation:
     """The relation with these rules switched off (vllm/v1/core/sched/scheduler.py)."""
-    seq, writer, place, bound, due, ahead, ahead_fence = z3.Ints(
-        "seq_ahead writer place fence due ahead ahead_fence"
+    seq, last, writer, place, bound, due, ahead, ahead_fence = fields = tuple(
+        z3.Ints("seq_ahead last_seq writer place fence due ahead ahead_fence")
     )
     mine = z3.Bool("mine")
     other_fence, left, left_fence, other_last = z3.Ints("other_fence left left_fence other_last")
-    defers = writer > 0 if Rule.fence_in_flight_frees not in off else z3.BoolVal(False)
+    defers = last > 0 if Rule.fence_in_flight_frees not in off else z3.BoolVal(False)
     at_last = Rule.fence_at_last_scheduled_step not in off
 
+    queued = place <= HELD
     now_fence = bound - 1
     passed_ahead = z3.Or(ahead == 0, ahead_fence - 1 <= 0)
     waits = place == DEFERRED
@@ -34,9 +35,25 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
         Operation(
             "schedule",
             "A step with tokens is dispatched; the request is in it or not.",
-            z3.Implies(mine, place == HELD),
-            {"seq_ahead": seq + 1, "writer": z3.If(mine, seq + 1, writer)},
+            z3.Implies(mine, queued),
+            {
+                "seq_ahead": seq + 1,
+                "last_seq": z3.If(mine, seq + 1, last),
+                "writer": z3.If(every((mine, place == HELD)), seq + 1, writer),
+            },
             (mine,),
+        ),
+        Operation(
+            "take",
+            "The request gets its first blocks; what it has in flight is of an earlier life.",
+            place == NOTHING,
+            {"place": z3.IntVal(HELD), "writer": z3.IntVal(0)},
+        ),
+        Operation(
+            "give_back",
+            "Blocks that no step was given go straight back: their load has failed.",
+            every((place == HELD, writer == 0)),
+            {"place": z3.IntVal(RETURNED)},
         ),
         Operation(
             "free",
@@ -44,7 +61,7 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
             place == HELD,
             {
                 "place": z3.If(defers, z3.IntVal(DEFERRED), z3.IntVal(RETURNED)),
-                "fence": z3.If(defers, seq if at_last else writer - 1, z3.IntVal(0)),
+                "fence": z3.If(defers, seq if at_last else last - 1, z3.IntVal(0)),
                 "due": seq,
             },
         ),
@@ -53,7 +70,7 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
             "Another request's blocks go behind a fence, ahead of this one's.",
             every(
                 (
-                    place == HELD,
+                    queued,
                     other_last > 0,
                     other_last <= seq,
                     other_fence == (seq if at_last else other_last - 1),
@@ -89,10 +106,11 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
             ),
             {
                 "seq_ahead": seq - 1,
+                "last_seq": most(last - 1, z3.IntVal(0)),
                 "writer": most(writer - 1, z3.IntVal(0)),
                 "place": z3.If(back, z3.IntVal(RETURNED), place),
                 "fence": z3.If(back, z3.IntVal(0), z3.If(waits, now_fence, bound)),
-                "due": z3.If(place == HELD, due, due - 1),
+                "due": z3.If(queued, due, due - 1),
                 "ahead": left,
                 "ahead_fence": left_fence,
             },
@@ -117,9 +135,14 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
     lemmas = (
         Clause(
             "counted_from_processed",
-            every((seq >= 0, writer >= 0, writer <= seq, ahead >= 0)),
-            "No step is processed before it is scheduled, and the last one that may write the "
-            "blocks is one of the scheduled ones.",
+            every((seq >= 0, last >= 0, last <= seq, ahead >= 0)),
+            "No step is processed before it is scheduled, and the request's last one is one of "
+            "the scheduled ones.",
+        ),
+        Clause(
+            "writer_is_a_step_of_the_request",
+            every((writer >= 0, z3.Implies(place == HELD, writer <= last))),
+            "Only a step of the request may write its blocks.",
         ),
         Clause(
             "fence_covers_writer",
@@ -143,8 +166,8 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
         ),
         Clause(
             "place_is_known",
-            every((place >= HELD, place <= RETURNED)),
-            "The blocks are held, deferred or returned.",
+            every((place >= NOTHING, place <= RETURNED)),
+            "The blocks are not taken yet, held, deferred or returned.",
         ),
     )
     return Relation(
@@ -152,8 +175,8 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
         title="The fence of deferred frees",
         parameters=(),
         assumptions=(),
-        fields=(seq, writer, place, bound, due, ahead, ahead_fence),
-        initial=every(field == 0 for field in (seq, writer, place, bound, due, ahead, ahead_fence)),
+        fields=fields,
+        initial=every(field == 0 for field in fields),
         operations=operations,
         properties=properties,
         lemmas=lemmas,
