@@ -124,8 +124,13 @@ def _arrival(q: _Request) -> Operation:
     )
 
 
-def _dispatch(q: _Request, start: Term, tokens: Term, drafts: Term) -> dict[str, Term]:
-    """Scheduled tokens count as computed (Scheduler and AsyncScheduler, update_after_schedule)."""
+def _dispatch(
+    q: _Request, start: Term, tokens: Term, drafts: Term, left: Term
+) -> dict[str, Term]:
+    """Scheduled tokens count as computed (Scheduler and AsyncScheduler, update_after_schedule).
+
+    `left` drafts stay unless new ones are planned.
+    """
     computed = start + tokens
     chunk = computed < q.tokens + q.placeholders
     plans = every((z3.Not(chunk), q.is_async))
@@ -135,7 +140,7 @@ def _dispatch(q: _Request, start: Term, tokens: Term, drafts: Term) -> dict[str,
         "in_flight": q.in_flight + tokens,
         "prefill_chunk": chunk,
         "placeholders": z3.If(plans, q.placeholders + 1 + drafts, q.placeholders),
-        "num_drafts": z3.If(plans, q.k, z3.IntVal(0)),
+        "num_drafts": z3.If(plans, q.k, left),
         "published": z3.Int("published_after"),
     } | q.steps.pushed(tokens, drafts, z3.Not(chunk))
 
@@ -168,7 +173,7 @@ def _serve(q: _Request) -> Operation:
         "serve",
         "The running request is scheduled, its drafts with it as far as they fit.",
         every(guard),
-        _dispatch(q, q.computed, tokens, drafts),
+        _dispatch(q, q.computed, tokens, drafts, z3.IntVal(0)),
         (tokens, published),
     )
 
@@ -217,7 +222,7 @@ def _admit(q: _Request) -> Operation:
                 _publishes(q, adopted, hit + tokens),
             )
         ),
-        _dispatch(q, hit, tokens, z3.If(padded, q.k, z3.IntVal(0))),
+        _dispatch(q, hit, tokens, z3.If(padded, q.k, z3.IntVal(0)), q.drafts),
         (tokens, hit, adopted, published, padded),
     )
 

@@ -21,7 +21,9 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
         z3.Ints("seq_ahead last_seq writer place fence due ahead ahead_fence")
     )
     mine = z3.Bool("mine")
-    other_fence, left, left_fence, other_last = z3.Ints("other_fence left left_fence other_last")
+    other_fence, other_last, left, left_fence, given = z3.Ints(
+        "other_fence other_last left left_fence given"
+    )
     defers = last > 0 if Rule.fence_in_flight_frees not in off else z3.BoolVal(False)
     at_last = Rule.fence_at_last_scheduled_step not in off
 
@@ -45,9 +47,10 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
         ),
         Operation(
             "take",
-            "The request gets its first blocks; what it has in flight is of an earlier life.",
-            place == NOTHING,
-            {"place": z3.IntVal(HELD), "writer": z3.IntVal(0)},
+            "The request gets its first blocks; what it has in flight may have been given the same.",
+            every((place == NOTHING, given >= 0, given <= last)),
+            {"place": z3.IntVal(HELD), "writer": given},
+            (given,),
         ),
         Operation(
             "give_back",
@@ -125,6 +128,12 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
             ("NoReuseInFlight",),
         ),
         Clause(
+            "waits_for_the_writer",
+            z3.Implies(place == DEFERRED, writer <= bound),
+            "The fence of a deferred free is not before the last step that may write its blocks.",
+            ("NoReuseInFlight",),
+        ),
+        Clause(
             "comes_back",
             z3.Implies(place == DEFERRED, every((due > 0, due <= seq))),
             "Deferred blocks wait for a step that is still in flight, at most the last one that "
@@ -145,10 +154,9 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
             "Only a step of the request may write its blocks.",
         ),
         Clause(
-            "fence_covers_writer",
-            z3.Implies(place == DEFERRED, every((bound == due, writer <= bound))),
-            "The fence is the last step scheduled at the time of the free, so it is not before "
-            "the last one that may write the blocks.",
+            "fence_is_the_last_step",
+            z3.Implies(place == DEFERRED, bound == due),
+            "The fence is the last step scheduled at the time of the free.",
         ),
         Clause(
             "fences_in_order",

@@ -50,6 +50,9 @@ class States:
         self._inputs = relation.inputs()
         self._copies: list[list[tuple[Term, Term]]] = []
         self._chosen: list[Term] = []
+        self._choice = z3.Int("operation")
+        self._later = [z3.Const(f"{f}'", f.sort()) for f in relation.fields]
+        self._step = self._one_step()
         self._copy()
         self.solver.add(relation.assumed)
         self.solver.add(self.at(0, relation.initial if start is None else start))
@@ -69,15 +72,21 @@ class States:
         self._copy()
         chosen = z3.Int(f"operation@{step}")
         self._chosen.append(chosen)
-        self.solver.add(chosen >= 0, chosen < len(self.relation.operations))
+        afterwards = zip(self._later, self.relation.fields, strict=True)
+        moved = [(later, self.at(step + 1, field)) for later, field in afterwards]
+        pairs = [*self._copies[step], *moved, (self._choice, chosen)]
+        self.solver.add(z3.substitute(self._step, *pairs))
+
+    def _one_step(self) -> Term:
+        """How the fields, `_later` after them, and the number of the operation belong together."""
+        parts = [self._choice >= 0, self._choice < len(self.relation.operations)]
         for number, operation in enumerate(self.relation.operations):
-            moved = [
-                self.at(step + 1, field) == self.at(step, term)
-                for field, term in self.relation.after(operation)
-            ]
-            self.solver.add(
-                z3.Implies(chosen == number, z3.And(self.at(step, operation.guard), *moved))
+            after = self.relation.after(operation)
+            moved = (
+                later == term for later, (_f, term) in zip(self._later, after, strict=True)
             )
+            parts.append(z3.Implies(self._choice == number, z3.And(operation.guard, *moved)))
+        return z3.And(*parts)
 
     def names(self, upto: int) -> list[Term]:
         """Every constant of the states up to one, parameters included."""

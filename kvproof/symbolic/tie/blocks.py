@@ -16,7 +16,7 @@ from kvproof.symbolic.blocks import (
     blocks,
 )
 from kvproof.symbolic.interpreted import Plain
-from kvproof.symbolic.tie.samples import Named, Row, Tie
+from kvproof.symbolic.tie.samples import Named, Row, Tie, rules_off
 from model import engine
 from model.compiled import Compiled
 from model.engine import Kind
@@ -63,7 +63,7 @@ class BlocksTie(Tie):
     )
 
     def __init__(self, compiled: Compiled) -> None:
-        super().__init__(compiled, blocks(requests=len(compiled.scope.requests)))
+        super().__init__(compiled, blocks(rules_off(compiled), requests=len(compiled.scope.requests)))
         self.requests = len(compiled.scope.requests)
         self._loading: int | None = None
         self._hits: list[int] = []

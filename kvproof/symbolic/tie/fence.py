@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any, ClassVar
 
+from kvproof.symbolic.blocks import ALIVE
 from kvproof.symbolic.fence import DEFERRED, HELD, NOTHING, RETURNED, fence
 from kvproof.symbolic.tie.blocks import life_of, step_ranks
-from kvproof.symbolic.tie.samples import Named, Row, Tie
+from kvproof.symbolic.tie.samples import Named, Row, Tie, rules_off
 from model.compiled import Compiled
 
 _SEQ, _LAST, _WRITER, _PLACE, _FENCE, _DUE, _AHEAD, _AHEAD_FENCE = range(8)
@@ -29,8 +30,7 @@ class FenceTie(Tie):
     )
 
     def __init__(self, compiled: Compiled) -> None:
-        super().__init__(compiled, fence())
-        self._moved: dict[Hashable, Row] = {}
+        super().__init__(compiled, fence(rules_off(compiled)))
         self._drained = 0
 
     def parameters(self, subject: Hashable) -> Row:
@@ -56,9 +56,10 @@ class FenceTie(Tie):
             return (
                 s.seq_ahead,
                 s.last_seq[number],
-                self._writer(number) if held else self._ghost(subject, _WRITER),
+                self._writer(number) if held else 0,
                 HELD if held else NOTHING,
-                *(self._ghost(subject, at) for at in (_FENCE, _DUE)),
+                0,
+                0,
                 len(fences),
                 max(fences, default=0),
             )
@@ -68,10 +69,6 @@ class FenceTie(Tie):
         bound = s.deferred_fence[place]
         ahead = s.deferred_fence[:place]
         return (s.seq_ahead, bound, bound, DEFERRED, bound, bound, place, max(ahead, default=0))
-
-    def _ghost(self, subject: Hashable, at: int) -> int:
-        """A field of the past that the state does not keep."""
-        return self.last[subject][at] if subject in self.last else 0
 
     def _ended(self, subject: Hashable, place: int) -> Row:
         """A subject whose blocks have just come back: its past, one step further."""
@@ -99,7 +96,7 @@ class FenceTie(Tie):
         elif name == "kv_cache.allocate_slots":
             r = arguments[3]
             self.step(
-                lambda subject, old, new: ("take", ())
+                lambda subject, old, new: ("take", (new[_WRITER],))
                 if subject == ("request", r) and (old[_PLACE], new[_PLACE]) == (NOTHING, HELD)
                 else None
             )
@@ -141,7 +138,7 @@ class FenceTie(Tie):
                 if subject[0] == "request"
                 else None
             )
-        if life_of(s.status[r]) > 0:
+        if life_of(s.status[r]) == ALIVE:
             self.last[own] = self.project(own)
 
     def _given_back(self, r: int) -> None:
@@ -155,11 +152,10 @@ class FenceTie(Tie):
     def _processed(self) -> None:
         entries = sum(1 for kind, _number in self.last if kind == "deferred")
         self._drained = entries - self.state.num_deferred
-        queue = [n for kind, n in self.last if kind == "deferred"]  # type: ignore[misc]
 
-        def process(subject: Any, old: Row, new: Row) -> Named:
-            left, left_fence = (0, 0) if new[_PLACE] == RETURNED else (new[_AHEAD], new[_AHEAD_FENCE])
-            return "process", (left, left_fence)
+        def process(_subject: Any, _old: Row, new: Row) -> Named:
+            back = new[_PLACE] == RETURNED
+            return "process", (0, 0) if back else (new[_AHEAD], new[_AHEAD_FENCE])
 
-        assert queue == list(range(entries))
         self.step(process)
+        self.last = {key: row for key, row in self.last.items() if row[_PLACE] != RETURNED}

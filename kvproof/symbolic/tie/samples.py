@@ -11,6 +11,8 @@ import numpy as np
 from kvproof.symbolic.evaluate import Evaluator
 from kvproof.symbolic.interpreted import Plain
 from kvproof.symbolic.relation import Operation, Relation, Term, is_flag
+from model.compiled import Compiled
+from spec.rules import Rule
 
 Row = tuple[int, ...]
 Sample = tuple[Row, Row, Row, Row]
@@ -76,7 +78,7 @@ class Samples:
         return found
 
     def broken_clauses(self) -> list[str]:
-        """Clauses that a sampled state breaks, before or after an operation."""
+        """Clauses that a sampled state breaks, before or after an operation; lemmas too."""
         found = set()
         for operation in self.relation.operations:
             samples = sorted(self.rows[operation.name])
@@ -86,7 +88,8 @@ class Samples:
                 parameters = _columns(self.relation.parameters, [s[0] for s in samples])
                 state = _columns(self.relation.fields, [s[fields] for s in samples])
                 value = Evaluator(parameters | state)
-                found |= {c.name for c in self.relation.clauses if not np.all(value(c.formula))}
+                clauses = (*self.relation.lemmas, *self.relation.properties)
+                found |= {c.name for c in clauses if not np.all(value(c.formula))}
         return sorted(found)
 
 
@@ -131,6 +134,11 @@ def _compare(
             yield differs(row, str(field), int(expected[row]), int(found[row]))
 
 
+def rules_off(compiled: Compiled) -> frozenset[Rule]:
+    """The rules that are off in a compiled scope."""
+    return frozenset(Rule[name] for name in compiled.scope.rules_off)
+
+
 Named = tuple[str, Row]
 """An operation with its inputs."""
 
@@ -144,7 +152,7 @@ class Tie:
 
     watched: ClassVar[tuple[str, ...]]
 
-    def __init__(self, compiled: Any, relation: Relation) -> None:
+    def __init__(self, compiled: Compiled, relation: Relation) -> None:
         self.compiled = compiled
         self.c = Plain(compiled.c)
         self.relation = relation
