@@ -439,7 +439,7 @@ def _properties(q: _Request) -> Iterable[Clause]:
         "no_token_past_the_limit",
         z3.Implies(known, q.tokens <= q.limit),
         "No token is delivered past the model length or past max_tokens.",
-        ("CountersConsistent",),
+        ("CountersConsistent", "OutputExact"),
     )
     yield Clause(
         "waiting_without_placeholders",
