@@ -139,16 +139,16 @@ def _failures(relation: Relation, clock: _Clock, depth: int) -> Iterator[Failure
     yield from _safety(relation, clock)
 
 
-def _solver(*formulas: Term) -> Any:
-    solver = z3.SolverFor("QF_LIA")
+def _solver(relation: Relation, *formulas: Term) -> Any:
+    solver = z3.SolverFor("QF_LIA" if relation.linear else "QF_NIA")
     solver.add(*formulas)
     return solver
 
 
 def _existence(relation: Relation, clock: _Clock) -> Iterator[Failure]:
-    if not clock.ask(_solver(relation.assumed, relation.initial)):
+    if not clock.ask(_solver(relation, relation.assumed, relation.initial)):
         yield Failure("existence", "an initial state exists", None, None)
-    allowed = _solver(relation.assumed, *(clause.formula for clause in relation.clauses))
+    allowed = _solver(relation, relation.assumed, *(clause.formula for clause in relation.clauses))
     for operation in relation.operations:
         if not clock.ask(allowed, operation.guard):
             yield Failure("existence", "the operation is possible", operation.name, None)
@@ -175,7 +175,7 @@ def _initiation(relation: Relation, clock: _Clock, depth: int) -> Iterator[Failu
 
 def _consecution(relation: Relation, clock: _Clock) -> Iterator[Failure]:
     """Every operation keeps every clause: the terms after it are put into the clause."""
-    invariant = _solver(relation.assumed, *(clause.formula for clause in relation.clauses))
+    invariant = _solver(relation, relation.assumed, *(clause.formula for clause in relation.clauses))
     for operation in relation.operations:
         after = relation.after(operation)
         touched = {str(field) for field, term in after if not field.eq(term)}
@@ -219,7 +219,7 @@ def _deep_consecution(relation: Relation, clock: _Clock, depth: int) -> Iterator
 
 
 def _safety(relation: Relation, clock: _Clock) -> Iterator[Failure]:
-    invariant = _solver(relation.assumed, *(clause.formula for clause in relation.clauses))
+    invariant = _solver(relation, relation.assumed, *(clause.formula for clause in relation.clauses))
     for clause in relation.properties:
         broken = z3.Not(clause.formula)
         if clause.derived and clock.ask(invariant, broken):

@@ -50,6 +50,7 @@ class Relation:
 
     `assumptions` constrain the parameters. `properties` are what is claimed, `lemmas` what the
     induction needs besides. `history` names fields that only remember: the model has no such cell.
+    Where terms multiply fields the relation is not `linear`, and proofs of it may end unknown.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Relation:
     properties: tuple[Clause, ...]
     lemmas: tuple[Clause, ...]
     history: frozenset[str] = frozenset()
+    linear: bool = True
 
     def __post_init__(self) -> None:
         known = {str(field) for field in self.fields}

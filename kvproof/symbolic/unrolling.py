@@ -46,7 +46,7 @@ class States:
 
     def __init__(self, relation: Relation, start: Term | None = None) -> None:
         self.relation = relation
-        self.solver = z3.SolverFor("QF_LIA")
+        self.solver = z3.SolverFor("QF_LIA" if relation.linear else "QF_NIA")
         self._inputs = relation.inputs()
         self._copies: list[list[tuple[Term, Term]]] = []
         self._chosen: list[Term] = []
