@@ -18,7 +18,6 @@ from kvproof.symbolic.relation import (
     Relation,
     Term,
     every,
-    least,
     most,
     number,
     some,
@@ -116,7 +115,9 @@ class _Block:
             f"done{r}": z3.BoolVal(False),
         }
 
-    def merged(self, condition: Term, then: dict[str, Term], other: dict[str, Term]) -> dict:
+    def merged(
+        self, condition: Term, then: dict[str, Term], other: dict[str, Term]
+    ) -> dict[str, Term]:
         """One effect or the other."""
         names = {str(term): term for term in self.fields()}
         return {
@@ -540,7 +541,9 @@ def _lemmas(block: _Block) -> Iterable[Clause]:
         for_each(
             lambda r: z3.Implies(
                 block.wrote[r] > 0,
-                some((every((block.table[r] > 0, block.wrote[r] <= block.last[r])), behind_fence(r)))
+                some(
+                    (every((block.table[r] > 0, block.wrote[r] <= block.last[r])), behind_fence(r))
+                ),
             )
         ),
         "While a step in flight was given the block for a request, the request still has it and "

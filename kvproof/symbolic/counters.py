@@ -103,7 +103,9 @@ class _Request:
         zero = {str(f): z3.BoolVal(False) if z3.is_bool(f) else z3.IntVal(0) for f in self.fields}
         return zero | self.steps.cleared()
 
-    def either(self, condition: Term, then: dict[str, Term], other: dict[str, Term]) -> dict:
+    def either(
+        self, condition: Term, then: dict[str, Term], other: dict[str, Term]
+    ) -> dict[str, Term]:
         names = {str(term): term for term in self.fields}
         return {
             name: z3.If(condition, then.get(name, names[name]), other.get(name, names[name]))
@@ -124,9 +126,7 @@ def _arrival(q: _Request) -> Operation:
     )
 
 
-def _dispatch(
-    q: _Request, start: Term, tokens: Term, drafts: Term, left: Term
-) -> dict[str, Term]:
+def _dispatch(q: _Request, start: Term, tokens: Term, drafts: Term, left: Term) -> dict[str, Term]:
     """Scheduled tokens count as computed (Scheduler and AsyncScheduler, update_after_schedule).
 
     `left` drafts stay unless new ones are planned.
@@ -155,9 +155,7 @@ def _serve(q: _Request) -> Operation:
         tokens != 0,
         tokens <= q.tokens + q.drafts + q.placeholders - q.computed,
         # Nothing but a negative demand makes the scheduler cut below one token.
-        z3.Implies(
-            tokens < 1, tokens == q.tokens + q.drafts + q.placeholders - q.computed
-        ),
+        z3.Implies(tokens < 1, tokens == q.tokens + q.drafts + q.placeholders - q.computed),
         _publishes(q, q.published, q.computed + tokens),
     ]
     if q.on(Rule.cap_positions_at_model_length):
@@ -531,9 +529,7 @@ def _lemmas(q: _Request) -> Iterable[Clause]:
             every(
                 (
                     q.computed <= q.tokens + q.placeholders - 1,
-                    z3.Implies(
-                        q.placeholders > 0, q.computed == q.tokens + q.placeholders - 1
-                    ),
+                    z3.Implies(q.placeholders > 0, q.computed == q.tokens + q.placeholders - 1),
                     z3.Implies(q.placeholders == 0, q.steps.sampling == 0),
                     q.drafts <= q.k,
                     z3.Not(q.drafting),
@@ -592,11 +588,14 @@ def _is_zero(term: Term) -> Term:
 
 def counters(off: frozenset[Rule] = frozenset(), depth: int | None = 3) -> Relation:
     """The relation with these rules switched off; no `depth` is any number of steps in flight."""
-    q = _Request(Sums() if depth is None else Slots(depth), off)
+    steps: Pipeline = Sums() if depth is None else Slots(depth)
+    q = _Request(steps, off)
     return Relation(
         name="counters" if depth is not None else "counters-any-depth",
         title="The counters of one request"
-        + (f", {depth} steps in flight" if depth is not None else ", any number of steps in flight"),
+        + (
+            f", {depth} steps in flight" if depth is not None else ", any number of steps in flight"
+        ),
         parameters=q.parameters,
         assumptions=(
             Clause("prompt", q.prompt >= 1, "The prompt has a token at least."),

@@ -33,11 +33,11 @@ def _difference(first: Column, *others: Column) -> Column:
 
 
 def _all(*parts: Column) -> Column:
-    return functools.reduce(np.logical_and, parts, np.bool_(True))
+    return functools.reduce(np.logical_and, parts)
 
 
 def _any(*parts: Column) -> Column:
-    return functools.reduce(np.logical_or, parts, np.bool_(False))
+    return functools.reduce(np.logical_or, parts)
 
 
 _FUNCTIONS: dict[int, Callable[..., Any]] = {

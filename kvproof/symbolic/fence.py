@@ -47,7 +47,7 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
         ),
         Operation(
             "take",
-            "The request gets its first blocks; what it has in flight may have been given the same.",
+            "The request gets its first blocks; what is in flight may have been given the same.",
             every((place == NOTHING, given >= 0, given <= last)),
             {"place": z3.IntVal(HELD), "writer": given},
             (given,),

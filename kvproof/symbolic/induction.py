@@ -175,7 +175,9 @@ def _initiation(relation: Relation, clock: _Clock, depth: int) -> Iterator[Failu
 
 def _consecution(relation: Relation, clock: _Clock) -> Iterator[Failure]:
     """Every operation keeps every clause: the terms after it are put into the clause."""
-    invariant = _solver(relation, relation.assumed, *(clause.formula for clause in relation.clauses))
+    invariant = _solver(
+        relation, relation.assumed, *(clause.formula for clause in relation.clauses)
+    )
     for operation in relation.operations:
         after = relation.after(operation)
         touched = {str(field) for field, term in after if not field.eq(term)}
@@ -219,7 +221,9 @@ def _deep_consecution(relation: Relation, clock: _Clock, depth: int) -> Iterator
 
 
 def _safety(relation: Relation, clock: _Clock) -> Iterator[Failure]:
-    invariant = _solver(relation, relation.assumed, *(clause.formula for clause in relation.clauses))
+    invariant = _solver(
+        relation, relation.assumed, *(clause.formula for clause in relation.clauses)
+    )
     for clause in relation.properties:
         broken = z3.Not(clause.formula)
         if clause.derived and clock.ask(invariant, broken):

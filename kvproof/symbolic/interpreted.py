@@ -7,9 +7,10 @@ calls. Nothing of the compiled model is changed.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -41,7 +42,7 @@ _MODULES = (
 class Watcher(Protocol):
     """Told after each call of the functions in `watched`, of nested ones only of the outermost."""
 
-    watched: Sequence[str]
+    watched: ClassVar[tuple[str, ...]]
 
     def called(self, name: str, arguments: tuple[Any, ...], result: Any) -> None:
         """The function of this name was called with these arguments and returned `result`."""
@@ -55,7 +56,7 @@ class Grid:
     def __init__(self, cells: list[int], shape: tuple[int, ...]) -> None:
         self.cells = cells
         self.shape = shape
-        self.strides = shape[1:] if len(shape) == 2 else (shape[1] * shape[2], shape[2])
+        self.strides = [math.prod(shape[i + 1 :]) for i in range(len(shape) - 1)]
 
     def _place(self, index: tuple[int, ...]) -> int:
         if len(index) == 2:
@@ -86,6 +87,10 @@ class Plain:
             elif len(shape) > 1:
                 value = Grid(value, shape)
             setattr(self, name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def cells(self, layout: Layout) -> list[int]:
         """The cells of the record with this content."""

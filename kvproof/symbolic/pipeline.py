@@ -97,7 +97,7 @@ class Slots:
         pairs = list(zip(steps, fresh, strict=True))
         self.planned = z3.Sum(*(z3.If(sampling, 1 + s.drafts, 0) for s, sampling in pairs))
         self.sampling = z3.Sum(*(number(sampling) for sampling in fresh))
-        self.lemmas = (self._well_formed(),)
+        self.lemmas: tuple[Clause, ...] = (self._well_formed(),)
 
     def _well_formed(self) -> Clause:
         parts = []
@@ -172,7 +172,7 @@ class Sums:
         self.tokens, self.stale_tokens, self.fresh_drafts, self.planned, self.sampling = z3.Ints(
             names
         )
-        self.fields = (
+        self.fields: tuple[Term, ...] = (
             self.steps,
             self.tokens,
             self.stale_tokens,
@@ -186,8 +186,12 @@ class Sums:
             z3.Bool("oldest_samples"),
             self.stale_tokens > 0,
         )
-        self.inputs = (self.oldest.tokens, self.oldest.drafts, self.oldest.samples)
-        self.lemmas = (
+        self.inputs: tuple[Term, ...] = (
+            self.oldest.tokens,
+            self.oldest.drafts,
+            self.oldest.samples,
+        )
+        self.lemmas: tuple[Clause, ...] = (
             Clause(
                 "sums_of_steps",
                 every(
@@ -280,5 +284,3 @@ class Sums:
 
     def cleared(self) -> dict[str, Term]:
         return _cleared(self.fields)
-
-

@@ -128,14 +128,17 @@ THEOREMS = {
 
 @dataclass(frozen=True)
 class Need:
-    """A rule without which a proof fails; the explorer breaks `invariant` in `scope` without it.
+    """A rule without which a proof fails.
 
-    No scope: the one of the rule's recorded counterexample.
+    A shortest run of `operations` operations breaks the property `breaks`, and the explorer breaks
+    `invariant` in `scope`; no scope is the one of the rule's recorded counterexample.
     """
 
     theorem: str
     rule: Rule
     invariant: Id
+    breaks: str
+    operations: int
     scope: Scope | None = None
 
 
@@ -150,35 +153,101 @@ _LENGTH_ENDS_A_SENDER = Scope(
 )
 
 NEEDS = (
-    Need("blocks", Rule.take_hit_from_free_queue, Id.BlockConservation),
-    Need("blocks", Rule.free_at_last_reference, Id.BlockConservation),
-    Need("blocks", Rule.evict_hash_on_reuse, Id.NoReuseInFlight, SCOPES["two-loads"]),
-    Need("blocks", Rule.pin_hits_before_allocating, Id.PublishedSound),
-    Need("blocks", Rule.fence_in_flight_frees, Id.NoReuseInFlight),
-    Need("blocks", Rule.fence_at_last_scheduled_step, Id.NoReuseInFlight),
-    Need("blocks", Rule.hold_blocks_until_load_done, Id.NoReuseInFlight),
-    Need("blocks", Rule.release_hold_if_load_already_done, Id.FreedExactlyOnce),
-    Need("blocks", Rule.hold_blocks_until_sent, Id.NoReuseInFlight),
-    Need("blocks", Rule.publish_loads_when_done, Id.NoReuseInFlight),
-    Need("blocks", Rule.wait_for_remote_load, Id.NoReuseInFlight),
-    Need("blocks", Rule.finish_once, Id.NoReuseInFlight),
-    Need("budget", Rule.respect_token_budget, Id.BudgetRespected),
-    Need("budget", Rule.respect_input_budget, Id.BudgetRespected),
-    Need("budget", Rule.refund_victim_budget, Id.BudgetRespected),
-    Need("budget", Rule.cap_positions_at_model_length, Id.BudgetRespected),
-    Need("budget", Rule.drop_victim_from_step, Id.ScheduleSet),
-    Need("budget", Rule.admit_nobody_after_preemption, Id.ScheduleSet),
-    Need("budget", Rule.preempt_policy_last, Id.ScheduleSet),
-    Need("budget", Rule.recompute_last_token, Id.NoAssertion),
-    Need("counters", Rule.recompute_last_loaded_token, Id.NoAssertion),
-    Need("counters", Rule.publish_committed_tokens_only, Id.PublishedSound),
-    Need("counters", Rule.keep_stale_output_off_counters, Id.CountersConsistent),
-    Need("counters", Rule.roll_back_rejected_drafts, Id.CountersConsistent),
-    Need("counters", Rule.roll_back_rejected_placeholders, Id.PublishedSound),
-    Need("counters", Rule.forget_victim_placeholders, Id.CountersConsistent),
-    Need("counters", Rule.trim_output_after_stop, Id.OutputExact, _LENGTH_ENDS_A_SENDER),
-    Need("fence", Rule.fence_in_flight_frees, Id.NoReuseInFlight),
-    Need("fence", Rule.fence_at_last_scheduled_step, Id.NoReuseInFlight),
+    Need("blocks", Rule.take_hit_from_free_queue, Id.BlockConservation, "conservation", 4),
+    Need("blocks", Rule.free_at_last_reference, Id.BlockConservation, "conservation", 5),
+    Need(
+        "blocks",
+        Rule.evict_hash_on_reuse,
+        Id.NoReuseInFlight,
+        "load_has_its_block_alone",
+        4,
+        scope=SCOPES["two-loads"],
+    ),
+    Need("blocks", Rule.pin_hits_before_allocating, Id.PublishedSound, "once_in_a_table", 4),
+    Need(
+        "blocks", Rule.fence_in_flight_frees, Id.NoReuseInFlight, "none_handed_out_while_fenced", 4
+    ),
+    Need("blocks", Rule.fence_at_last_scheduled_step, Id.FreedExactlyOnce, "freed_exactly_once", 4),
+    Need(
+        "blocks",
+        Rule.hold_blocks_until_load_done,
+        Id.NoReuseInFlight,
+        "none_handed_out_while_held",
+        3,
+    ),
+    Need(
+        "blocks",
+        Rule.release_hold_if_load_already_done,
+        Id.FreedExactlyOnce,
+        "freed_exactly_once",
+        5,
+    ),
+    Need(
+        "blocks", Rule.hold_blocks_until_sent, Id.NoReuseInFlight, "none_handed_out_while_held", 3
+    ),
+    Need("blocks", Rule.publish_loads_when_done, Id.NoReuseInFlight, "load_has_its_block_alone", 2),
+    Need("blocks", Rule.wait_for_remote_load, Id.NoReuseInFlight, "none_handed_out_while_held", 3),
+    Need("blocks", Rule.finish_once, Id.NoReuseInFlight, "none_handed_out_while_held", 4),
+    Need("budget", Rule.respect_token_budget, Id.BudgetRespected, "never_negative", 2),
+    Need("budget", Rule.respect_input_budget, Id.BudgetRespected, "never_negative", 2),
+    Need("budget", Rule.refund_victim_budget, Id.BudgetRespected, "budgets_are_what_is_left", 4),
+    Need("budget", Rule.cap_positions_at_model_length, Id.BudgetRespected, "within_the_caps", 2),
+    Need("budget", Rule.drop_victim_from_step, Id.ScheduleSet, "no_victim_in_the_step", 4),
+    Need("budget", Rule.admit_nobody_after_preemption, Id.ScheduleSet, "no_victim_in_the_step", 4),
+    Need("budget", Rule.preempt_policy_last, Id.ScheduleSet, "no_victim_in_the_step", 4),
+    Need("budget", Rule.recompute_last_token, Id.NoAssertion, "something_to_schedule", 1),
+    Need(
+        "counters",
+        Rule.recompute_last_loaded_token,
+        Id.NoAssertion,
+        "a_waiting_request_has_a_token_to_compute",
+        3,
+    ),
+    Need(
+        "counters",
+        Rule.publish_committed_tokens_only,
+        Id.PublishedSound,
+        "published_is_committed",
+        2,
+    ),
+    Need(
+        "counters",
+        Rule.keep_stale_output_off_counters,
+        Id.CountersConsistent,
+        "nothing_negative",
+        4,
+    ),
+    Need(
+        "counters",
+        Rule.roll_back_rejected_drafts,
+        Id.CountersConsistent,
+        "computed_within_known",
+        3,
+    ),
+    Need(
+        "counters",
+        Rule.roll_back_rejected_placeholders,
+        Id.PublishedSound,
+        "placeholders_are_planned",
+        3,
+    ),
+    Need(
+        "counters",
+        Rule.forget_victim_placeholders,
+        Id.CountersConsistent,
+        "waiting_without_placeholders",
+        3,
+    ),
+    Need(
+        "counters",
+        Rule.trim_output_after_stop,
+        Id.OutputExact,
+        "no_token_past_the_limit",
+        3,
+        scope=_LENGTH_ENDS_A_SENDER,
+    ),
+    Need("fence", Rule.fence_in_flight_frees, Id.NoReuseInFlight, "not_before_the_writer", 3),
+    Need("fence", Rule.fence_at_last_scheduled_step, Id.NoReuseInFlight, "waits_for_the_writer", 3),
 )
 
 

@@ -91,7 +91,9 @@ class Relation:
         for operation in self.operations:
             if operation.name == name:
                 return operation
-        raise KeyError(f"{self.name} has no operation {name!r}: {[o.name for o in self.operations]}")
+        raise KeyError(
+            f"{self.name} has no operation {name!r}: {[o.name for o in self.operations]}"
+        )
 
     def clause(self, name: str) -> Clause:
         """The clause of a name."""

@@ -82,9 +82,7 @@ class States:
         parts = [self._choice >= 0, self._choice < len(self.relation.operations)]
         for number, operation in enumerate(self.relation.operations):
             after = self.relation.after(operation)
-            moved = (
-                later == term for later, (_f, term) in zip(self._later, after, strict=True)
-            )
+            moved = (later == term for later, (_f, term) in zip(self._later, after, strict=True))
             parts.append(z3.Implies(self._choice == number, z3.And(operation.guard, *moved)))
         return z3.And(*parts)
 

@@ -63,7 +63,9 @@ class BlocksTie(Tie):
     )
 
     def __init__(self, compiled: Compiled) -> None:
-        super().__init__(compiled, blocks(rules_off(compiled), requests=len(compiled.scope.requests)))
+        super().__init__(
+            compiled, blocks(rules_off(compiled), requests=len(compiled.scope.requests))
+        )
         self.requests = len(compiled.scope.requests)
         self._loading: int | None = None
         self._hits: list[int] = []
@@ -114,7 +116,8 @@ class BlocksTie(Tie):
         s, size = self.state, self.c.block_size
         first = s.load_start[r] // size
         last = (s.load_start[r] + s.load_tokens[r] - 1) // size
-        return s.transfer_table.row(r)[first : last + 1]
+        written: list[int] = s.transfer_table.row(r)[first : last + 1]
+        return written
 
     def _table(self, row: Row, r: int) -> int:
         return row[_SHARED + r]
@@ -140,9 +143,7 @@ class BlocksTie(Tie):
 
     def _finish_request(self, arguments: tuple[Any, ...], _result: Any) -> None:
         r = arguments[3]
-        self.step(
-            lambda _b, old, _new: (f"abort R{r}", ()) if self._live(old, r) != NONE else None
-        )
+        self.step(lambda _b, old, _new: (f"abort R{r}", ()) if self._live(old, r) != NONE else None)
 
     def _preempt_request(self, arguments: tuple[Any, ...], _result: Any) -> None:
         self._of("preempt", arguments[3], lambda *_: ())

@@ -43,6 +43,11 @@ class Comparison:
     disagreements: list[Disagreement] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing differs, and no state breaks what is proved."""
+        return not (self.disagreements or self.differing or self.broken)
+
 
 def ties(compiled: Compiled) -> tuple[Tie, ...]:
     """One tie for each relation."""

@@ -148,9 +148,9 @@ class CountersTie(Tie):
             self.step(self._dispatched)
         elif name == "connector.handle_invalid_blocks":
             self.step(
-                lambda _r, old, new: ("load_fails", (new[_COMPUTED],))
-                if old[_LIFE] == LOADING
-                else None
+                lambda _r, old, new: (
+                    ("load_fails", (new[_COMPUTED],)) if old[_LIFE] == LOADING else None
+                )
             )
         else:
             subject = arguments[2 if name in _WITHOUT_REPORT else 3]

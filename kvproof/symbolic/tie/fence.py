@@ -96,9 +96,11 @@ class FenceTie(Tie):
         elif name == "kv_cache.allocate_slots":
             r = arguments[3]
             self.step(
-                lambda subject, old, new: ("take", (new[_WRITER],))
-                if subject == ("request", r) and (old[_PLACE], new[_PLACE]) == (NOTHING, HELD)
-                else None
+                lambda subject, old, new: (
+                    ("take", (new[_WRITER],))
+                    if subject == ("request", r) and (old[_PLACE], new[_PLACE]) == (NOTHING, HELD)
+                    else None
+                )
             )
         else:
             self.step(self._dispatched)
@@ -134,9 +136,9 @@ class FenceTie(Tie):
         if joined:
             inputs = (before[_LAST], s.deferred_fence[s.num_deferred - 1])
             self.step(
-                lambda subject, _old, _new: ("free_other", inputs)
-                if subject[0] == "request"
-                else None
+                lambda subject, _old, _new: (
+                    ("free_other", inputs) if subject[0] == "request" else None
+                )
             )
         if life_of(s.status[r]) == ALIVE:
             self.last[own] = self.project(own)
@@ -150,7 +152,8 @@ class FenceTie(Tie):
         self.last[own] = self.project(own)
 
     def _processed(self) -> None:
-        entries = sum(1 for kind, _number in self.last if kind == "deferred")
+        subjects: list[Any] = list(self.last)
+        entries = sum(kind == "deferred" for kind, _number in subjects)
         self._drained = entries - self.state.num_deferred
 
         def process(_subject: Any, _old: Row, new: Row) -> Named:

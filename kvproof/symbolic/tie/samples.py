@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvproof.symbolic.evaluate import Evaluator
-from kvproof.symbolic.interpreted import Plain
+from kvproof.symbolic.interpreted import Plain, Watcher
 from kvproof.symbolic.relation import Operation, Relation, Term, is_flag
 from model.compiled import Compiled
 from spec.rules import Rule
@@ -143,7 +143,7 @@ Named = tuple[str, Row]
 """An operation with its inputs."""
 
 
-class Tie:
+class Tie(Watcher):
     """Reads one relation's fields off the model while a transition is interpreted.
 
     A subject is what the relation is about: a block, a request, a call. After each watched call
