@@ -33,11 +33,11 @@ def _difference(first: Column, *others: Column) -> Column:
 
 
 def _all(*parts: Column) -> Column:
-    return functools.reduce(np.logical_and, parts)
+    return functools.reduce(np.logical_and, parts, np.array(True))
 
 
 def _any(*parts: Column) -> Column:
-    return functools.reduce(np.logical_or, parts)
+    return functools.reduce(np.logical_or, parts, np.array(False))
 
 
 _FUNCTIONS: dict[int, Callable[..., Any]] = {
@@ -71,18 +71,22 @@ class Evaluator:
 
     def __call__(self, term: Term) -> Column:
         """The value of a term; KeyError for a constant without a value."""
-        found = self._known.get(term.get_id())
+        identity = term.get_id()
+        found = self._known.get(identity)
         if found is not None:
             return found
-        kind = term.decl().kind()
+        children = term.children()
         if z3.is_int_value(term):
             value: Column = np.int64(term.as_long())  # type: ignore[assignment]
-        elif kind == z3.Z3_OP_UNINTERPRETED and term.num_args() == 0:
-            value = self._values[str(term)]
-        elif kind in _FUNCTIONS:
-            value = _FUNCTIONS[kind](*(self(child) for child in term.children()))
         else:
-            raise NotImplementedError(f"no value for {term.decl()} (kind {kind})")
-        self._known[term.get_id()] = value
+            declaration = term.decl()
+            kind = declaration.kind()
+            if kind == z3.Z3_OP_UNINTERPRETED and not children:
+                value = self._values[declaration.name()]
+            elif kind in _FUNCTIONS:
+                value = _FUNCTIONS[kind](*map(self, children))
+            else:
+                raise NotImplementedError(f"no value for {declaration} (kind {kind})")
+        self._known[identity] = value
         self._kept.append(term)  # an identity is given anew once its term is gone
         return value

@@ -8,7 +8,7 @@ allows.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -101,12 +101,17 @@ class _Clock:
 
 
 def prove(
-    relation: Relation, *, seconds: float = 120.0, depth: int = 1, search_steps: int = 0
+    relation: Relation,
+    *,
+    seconds: float = 120.0,
+    depth: int = 1,
+    search_steps: int = 0,
+    claims: Sequence[str] = (),
 ) -> Proof:
     """Prove every clause of a relation by induction of a depth.
 
     Where it fails, runs of at most `search_steps` operations are searched for one that breaks a
-    property, shortest first, within the time that is left.
+    property, shortest first, within the time that is left; one of `claims` if any are named.
     """
     if depth < 1:
         raise ValueError(f"depth = {depth}: allowed is 1 or more")
@@ -122,9 +127,8 @@ def prove(
     if failure is None:
         return end("holds")
     if search_steps > 0 and failure.phase != "existence":
-        path, searched = search(
-            relation, relation.properties, steps=search_steps, seconds=clock.left
-        )
+        watched = [relation.clause(name) for name in claims] or relation.properties
+        path, searched = search(relation, watched, steps=search_steps, seconds=clock.left)
         failure = replace(failure, reached=path, searched=searched)
     return end("fails", failure)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproof.check import check
@@ -257,10 +257,15 @@ def prove_theorem(name: str, *, seconds: float = SECONDS) -> Proof:
     return replace(prove(relation, seconds=seconds), relation=name)
 
 
-def prove_without(name: str, rule: Rule, *, seconds: float = SECONDS) -> Proof:
-    """Try the proof with a rule off, in a small instance, and search for a run that breaks it."""
+def prove_without(
+    name: str, rule: Rule, *, seconds: float = SECONDS, claims: Sequence[str] = ()
+) -> Proof:
+    """Try the proof with a rule off, in a small instance, and search for a run that breaks it.
+
+    `claims` are the properties of which one is to be broken, all by default.
+    """
     relation = THEOREMS[name].small(frozenset({rule}))
-    proof = prove(relation, seconds=seconds, search_steps=SEARCH_STEPS)
+    proof = prove(relation, seconds=seconds, search_steps=SEARCH_STEPS, claims=claims)
     return replace(proof, relation=name)
 
 

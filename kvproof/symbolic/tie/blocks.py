@@ -76,39 +76,54 @@ class BlocksTie(Tie):
     def subjects(self) -> Iterable[Hashable]:
         return range(1, self.c.num_blocks)
 
+    def look(self) -> None:
+        s = self.state
+        numbers = range(self.requests)
+        load = [(NO_LOAD, PENDING)[v] if v < Load.LANDED else LANDED for v in s.load]
+        self._free = s.free_queue[: s.num_free]
+        self._tables = [s.block_table.row(r)[: s.num_blocks[r]] for r in numbers]
+        self._deferred = [
+            (s.deferred_fence[q], s.deferred_blocks.row(q)[: s.deferred_len[q]])
+            for q in range(s.num_deferred)
+        ]
+        self._given = [
+            (rank, s.step_order[d, k] - 1, s.step_table.row(d, s.step_order[d, k] - 1))
+            for d, rank in enumerate(step_ranks(s))
+            if rank > 0
+            for k in range(s.step_len[d])
+        ]
+        self._moving = [self._loaded(r) if load[r] != NO_LOAD else [] for r in numbers]
+        self._sent_from = [s.transfer_table.row(r) if s.sending[r] > 0 else [] for r in numbers]
+        self._of_requests = (*s.last_seq, *map(life_of, s.status), *load, *s.sending)
+        self._waiting = (
+            *(int(status == Status.WAITING_FOR_REMOTE_KVS) for status in s.status),
+            *s.load_done,
+        )
+
     def project(self, subject: Any) -> Row:
         s, b = self.state, subject
-        numbers = range(self.requests)
         deferred, fence = 0, 0
-        for q in range(s.num_deferred):
-            times = s.deferred_blocks.row(q)[: s.deferred_len[q]].count(b)
-            if times:
-                deferred += times
-                fence = max(fence, s.deferred_fence[q])
+        for bound, freed in self._deferred:
+            if b in freed:
+                deferred += freed.count(b)
+                fence = max(fence, bound)
         wrote = [0] * self.requests
-        for d, rank in enumerate(step_ranks(s)):
-            for k in range(s.step_len[d]):
-                r = s.step_order[d, k] - 1
-                if rank > 0 and b in s.step_table.row(d, r):
-                    wrote[r] = rank
-        load = [(NO_LOAD, PENDING)[v] if v < Load.LANDED else LANDED for v in s.load]
+        for rank, r, table in self._given:
+            if b in table:
+                wrote[r] = rank
         return (
             s.ref_cnt[b],
-            s.free_queue[: s.num_free].count(b),
+            self._free.count(b),
             int(s.block_hash[b] != 0),
             s.seq_ahead,
             deferred,
             fence,
-            *(s.block_table.row(r)[: s.num_blocks[r]].count(b) for r in numbers),
+            *(table.count(b) for table in self._tables),
             *wrote,
-            *s.last_seq,
-            *map(life_of, s.status),
-            *load,
-            *s.sending,
-            *(int(status == Status.WAITING_FOR_REMOTE_KVS) for status in s.status),
-            *s.load_done,
-            *(int(load[r] != NO_LOAD and b in self._loaded(r)) for r in numbers),
-            *(int(s.sending[r] > 0 and b in s.transfer_table.row(r)) for r in numbers),
+            *self._of_requests,
+            *self._waiting,
+            *(int(b in written) for written in self._moving),
+            *(int(b in read) for read in self._sent_from),
         )
 
     def _loaded(self, r: int) -> list[int]:

@@ -117,6 +117,9 @@ class BudgetTie(Tie):
         computed = s.num_computed[r] + external
         if loads or self._asking[0] == r + 1:
             return
+        if self._asking[0]:  # who asked before got nothing, and nobody could be preempted
+            self._asking = (0, 0, 0)
+            self._takes("end", ())
         if s.status[r] == Status.RUNNING:
             self._asking = (r + 1, tokens, computed)
             wanted = s.num_tokens[r] + s.num_drafts[r] + s.placeholders[r] - computed

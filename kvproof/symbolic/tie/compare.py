@@ -23,7 +23,7 @@ from spec.scope import Scope
 Transition = tuple[Words, int]
 """A row and the code of an action that is enabled in it."""
 
-SMALL = 6_000
+SMALL = 5_500
 """A scope with at most this many transitions is compared whole, of a larger one as many."""
 
 MAX_STATES = 30_000

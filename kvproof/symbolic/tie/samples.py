@@ -79,18 +79,21 @@ class Samples:
 
     def broken_clauses(self) -> list[str]:
         """Clauses that a sampled state breaks, before or after an operation; lemmas too."""
-        found = set()
-        for operation in self.relation.operations:
-            samples = sorted(self.rows[operation.name])
-            for fields in (1, 3):
-                if not samples:
-                    continue
-                parameters = _columns(self.relation.parameters, [s[0] for s in samples])
-                state = _columns(self.relation.fields, [s[fields] for s in samples])
-                value = Evaluator(parameters | state)
-                clauses = (*self.relation.lemmas, *self.relation.properties)
-                found |= {c.name for c in clauses if not np.all(value(c.formula))}
-        return sorted(found)
+        states = sorted(
+            {
+                (sample[0], sample[i])
+                for rows in self.rows.values()
+                for sample in rows
+                for i in (1, 3)
+            }
+        )
+        if not states:
+            return []
+        parameters = _columns(self.relation.parameters, [state[0] for state in states])
+        fields = _columns(self.relation.fields, [state[1] for state in states])
+        value = Evaluator(parameters | fields)
+        clauses = (*self.relation.lemmas, *self.relation.properties)
+        return sorted(c.name for c in clauses if not np.all(value(c.formula)))
 
 
 def _columns(terms: Iterable[Term], rows: list[Row]) -> dict[str, Any]:
@@ -173,9 +176,13 @@ class Tie(Watcher):
         """What there is to follow now."""
         raise NotImplementedError
 
+    def look(self) -> None:
+        """Read what all subjects share, before they are read one by one."""
+
     def begin(self, state: Plain, report: Plain, action: int) -> None:
         """A transition begins."""
         self.state, self.report = state, report
+        self.look()
         self.last = {subject: self.project(subject) for subject in self.subjects()}
 
     def end(self, action: int) -> None:
@@ -188,6 +195,7 @@ class Tie(Watcher):
 
     def step(self, explain: Callable[[Any, Row, Row], Named | None]) -> None:
         """Every subject takes the operation that `explain` names, or stays as it is."""
+        self.look()
         for subject, before in self.last.items():
             after = self.project(subject)
             named = explain(subject, before, after)
