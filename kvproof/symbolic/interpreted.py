@@ -91,6 +91,7 @@ class Plain:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def cells(self, layout: Layout) -> list[int]:
         """The cells of the record with this content."""
@@ -149,6 +150,12 @@ class Interpreted:
     def apply(self, state: Plain, report: Plain, action: int) -> None:
         """Take an action on the state in place (engine.apply)."""
         self._apply(state, self.c, report, action)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the model on a state of its own."""
+        module, _, function = name.partition(".")
+        space = next(x for m, x in self._spaces.items() if m.__name__ == f"model.{module}")
+        return getattr(space, function)(*arguments)
 
     def report(self) -> Plain:
         """An empty report."""
