@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 import z3
 
@@ -19,6 +20,7 @@ from kvproof.symbolic.relation import (
     Term,
     every,
     most,
+    name_of,
     number,
     some,
 )
@@ -119,7 +121,7 @@ class _Block:
         self, condition: Term, then: dict[str, Term], other: dict[str, Term]
     ) -> dict[str, Term]:
         """One effect or the other."""
-        names = {str(term): term for term in self.fields()}
+        names = {name_of(term): term for term in self.fields()}
         return {
             name: z3.If(condition, then.get(name, names[name]), other.get(name, names[name]))
             for name in {**then, **other}
@@ -601,6 +603,7 @@ def _lemmas(block: _Block) -> Iterable[Clause]:
     )
 
 
+@cache
 def blocks(off: frozenset[Rule] = frozenset(), requests: int = 4) -> Relation:
     """The relation of one block and `requests` requests, with these rules switched off."""
     block = _Block(requests, off)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import z3
 
@@ -18,6 +19,7 @@ from kvproof.symbolic.relation import (
     Term,
     every,
     least,
+    name_of,
     some,
 )
 from spec.rules import Rule
@@ -155,7 +157,7 @@ def _ask_waiting(call: _Call, r: int) -> Operation:
     cut = least(tokens, room)
     nothing = cut <= 0
     asks = call.asks(r, cut, computed)
-    before = {str(field): field for field in (call.asking, call.asked, call.asked_start)}
+    before = {name_of(field): field for field in (call.asking, call.asked, call.asked_start)}
     guard = [
         *call.open(),
         z3.Not(call.in_step[r]),
@@ -207,7 +209,7 @@ def _evict(call: _Call, v: int) -> Operation:
                 "input_left": z3.If(leaves, call.input_left + given_back, call.input_left),
             }
     itself = call.asking == v + 1
-    names = {str(field): field for field in (call.asking, call.asked, call.asked_start)}
+    names = {name_of(field): field for field in (call.asking, call.asked, call.asked_start)}
     guard = [call.asking > 0, z3.Not(call.victim[v])]
     if call.on(Rule.preempt_policy_last):
         guard.append(some((call.priority, z3.Not(call.in_step[v]))))
@@ -356,6 +358,7 @@ def _assumptions(call: _Call) -> Iterable[Clause]:
     )
 
 
+@cache
 def budget(off: frozenset[Rule] = frozenset(), requests: int = 6) -> Relation:
     """The relation of one call over `requests` requests, with these rules switched off."""
     call = _Call(requests, off)

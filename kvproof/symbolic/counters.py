@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import z3
 
-from kvproof.symbolic.pipeline import Pipeline, Slots, Sums
+from kvproof.symbolic.pipeline import Pipeline, Slots, Sums, cleared
 from kvproof.symbolic.relation import (
     Clause,
     Operation,
@@ -16,6 +17,7 @@ from kvproof.symbolic.relation import (
     every,
     least,
     most,
+    name_of,
     some,
 )
 from spec.rules import Rule
@@ -100,13 +102,12 @@ class _Request:
 
     def forgotten(self) -> dict[str, Term]:
         """The request is gone (forget_request)."""
-        zero = {str(f): z3.BoolVal(False) if z3.is_bool(f) else z3.IntVal(0) for f in self.fields}
-        return zero | self.steps.cleared()
+        return cleared(self.fields)
 
     def either(
         self, condition: Term, then: dict[str, Term], other: dict[str, Term]
     ) -> dict[str, Term]:
-        names = {str(term): term for term in self.fields}
+        names = {name_of(term): term for term in self.fields}
         return {
             name: z3.If(condition, then.get(name, names[name]), other.get(name, names[name]))
             for name in {**then, **other}
@@ -314,7 +315,7 @@ def _output(q: _Request) -> Operation:
     if not q.on(Rule.ignore_drafts_of_prefill_chunks):
         takes = follow
     not_used = in_flight | {
-        "drafting": takes,
+        "drafting": z3.If(follow, takes, q.drafting),
         "num_drafts": z3.If(every((follow, z3.Not(takes))), z3.IntVal(0), q.drafts),
     }
     settled = {
@@ -586,6 +587,7 @@ def _is_zero(term: Term) -> Term:
     return z3.Not(term) if z3.is_bool(term) else term == 0
 
 
+@cache
 def counters(off: frozenset[Rule] = frozenset(), depth: int | None = 3) -> Relation:
     """The relation with these rules switched off; no `depth` is any number of steps in flight."""
     steps: Pipeline = Sums() if depth is None else Slots(depth)

@@ -7,6 +7,8 @@ other deferred entries only those ahead in the queue matter: how many, and their
 
 from __future__ import annotations
 
+from functools import cache
+
 import z3
 
 from kvproof.symbolic.relation import Clause, Operation, Relation, every, most
@@ -15,6 +17,7 @@ from spec.rules import Rule
 NOTHING, HELD, DEFERRED, RETURNED = range(4)
 
 
+@cache
 def fence(off: frozenset[Rule] = frozenset()) -> Relation:
     """The relation with these rules switched off (vllm/v1/core/sched/scheduler.py)."""
     seq, last, writer, place, bound, due, ahead, ahead_fence = fields = tuple(

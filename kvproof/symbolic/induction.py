@@ -19,6 +19,7 @@ from kvproof.symbolic.relation import (
     Relation,
     Term,
     Value,
+    name_of,
     read,
 )
 from kvproof.symbolic.unrolling import Path, States, search, small_model
@@ -184,7 +185,7 @@ def _consecution(relation: Relation, clock: _Clock) -> Iterator[Failure]:
     )
     for operation in relation.operations:
         after = relation.after(operation)
-        touched = {str(field) for field, term in after if not field.eq(term)}
+        touched = {name_of(field) for field, term in after if not field.eq(term)}
         invariant.push()
         invariant.add(operation.guard)
         for clause in relation.clauses:
@@ -232,8 +233,8 @@ def _safety(relation: Relation, clock: _Clock) -> Iterator[Failure]:
         broken = z3.Not(clause.formula)
         if clause.derived and clock.ask(invariant, broken):
             model = small_model(invariant, (*relation.parameters, *relation.fields), broken)
-            before = {str(field): read(model, field) for field in relation.fields}
-            values = {str(term): read(model, term) for term in relation.parameters}
+            before = {name_of(field): read(model, field) for field in relation.fields}
+            values = {name_of(term): read(model, term) for term in relation.parameters}
             yield Failure(
                 "safety", clause.name, None, Counterexample(values, before, None, {}, before)
             )
@@ -241,16 +242,16 @@ def _safety(relation: Relation, clock: _Clock) -> Iterator[Failure]:
 
 def _counterexample(relation: Relation, operation: Operation, model: Any) -> Counterexample:
     return Counterexample(
-        {str(term): read(model, term) for term in relation.parameters},
-        {str(field): read(model, field) for field in relation.fields},
+        {name_of(term): read(model, term) for term in relation.parameters},
+        {name_of(field): read(model, field) for field in relation.fields},
         operation.name,
-        {str(term): read(model, term) for term in operation.inputs},
-        {str(field): read(model, term) for field, term in relation.after(operation)},
+        {name_of(term): read(model, term) for term in operation.inputs},
+        {name_of(field): read(model, term) for field, term in relation.after(operation)},
     )
 
 
 def _values(model: Any, states: States, step: int) -> dict[str, Value]:
-    return {str(f): read(model, states.at(step, f)) for f in states.relation.fields}
+    return {name_of(f): read(model, states.at(step, f)) for f in states.relation.fields}
 
 
 def _names_in(formula: Term) -> set[str]:
@@ -264,6 +265,6 @@ def _names_in(formula: Term) -> set[str]:
             continue
         seen.add(term.get_id())
         if term.num_args() == 0 and term.decl().kind() == z3.Z3_OP_UNINTERPRETED:
-            found.add(str(term))
+            found.add(name_of(term))
         todo.extend(term.children())
     return found

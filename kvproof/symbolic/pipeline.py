@@ -12,7 +12,7 @@ from typing import Protocol
 
 import z3
 
-from kvproof.symbolic.relation import Clause, Term, every, number
+from kvproof.symbolic.relation import Clause, Term, every, name_of, number
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,10 @@ class Pipeline(Protocol):
     def made_stale(self) -> dict[str, Term]:
         """The fields after a preemption."""
 
-    def cleared(self) -> dict[str, Term]:
-        """The fields once nobody asks any more."""
 
-
-def _cleared(fields: tuple[Term, ...]) -> dict[str, Term]:
-    return {str(f): z3.BoolVal(False) if z3.is_bool(f) else z3.IntVal(0) for f in fields}
+def cleared(fields: tuple[Term, ...]) -> dict[str, Term]:
+    """Every field zero or false."""
+    return {name_of(f): z3.BoolVal(False) if z3.is_bool(f) else z3.IntVal(0) for f in fields}
 
 
 @dataclass
@@ -136,9 +134,9 @@ class Slots:
         before: Term = z3.BoolVal(True)
         for s in self.steps:
             here = every((before, s.tokens == 0))
-            after[str(s.tokens)] = z3.If(here, tokens, s.tokens)
-            after[str(s.drafts)] = z3.If(here, drafts, s.drafts)
-            after[str(s.samples)] = z3.If(here, samples, s.samples)
+            after[name_of(s.tokens)] = z3.If(here, tokens, s.tokens)
+            after[name_of(s.drafts)] = z3.If(here, drafts, s.drafts)
+            after[name_of(s.samples)] = z3.If(here, samples, s.samples)
             before = s.tokens > 0
         return after
 
@@ -146,17 +144,14 @@ class Slots:
         none = Step(z3.IntVal(0), z3.IntVal(0), z3.BoolVal(False), z3.BoolVal(False))
         after = {}
         for s, following in zip(self.steps, [*self.steps[1:], none], strict=True):
-            after[str(s.tokens)] = following.tokens
-            after[str(s.drafts)] = following.drafts
-            after[str(s.samples)] = following.samples
-            after[str(s.stale)] = following.stale
+            after[name_of(s.tokens)] = following.tokens
+            after[name_of(s.drafts)] = following.drafts
+            after[name_of(s.samples)] = following.samples
+            after[name_of(s.stale)] = following.stale
         return after
 
     def made_stale(self) -> dict[str, Term]:
-        return {str(s.stale): s.tokens > 0 for s in self.steps}
-
-    def cleared(self) -> dict[str, Term]:
-        return _cleared(self.fields)
+        return {name_of(s.stale): s.tokens > 0 for s in self.steps}
 
 
 class Sums:
@@ -281,6 +276,3 @@ class Sums:
             "sum_planned": z3.IntVal(0),
             "sum_sampling": z3.IntVal(0),
         }
-
-    def cleared(self) -> dict[str, Term]:
-        return _cleared(self.fields)

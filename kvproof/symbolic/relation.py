@@ -66,7 +66,7 @@ class Relation:
     linear: bool = True
 
     def __post_init__(self) -> None:
-        known = {str(field) for field in self.fields}
+        known = {name_of(field) for field in self.fields}
         for operation in self.operations:
             unknown = set(operation.after) - known
             if unknown:
@@ -104,12 +104,17 @@ class Relation:
 
     def after(self, operation: Operation) -> list[tuple[Term, Term]]:
         """Pairs of each field and its term after the operation."""
-        return [(field, operation.after.get(str(field), field)) for field in self.fields]
+        return [(field, operation.after.get(name_of(field), field)) for field in self.fields]
 
     def inputs(self) -> tuple[Term, ...]:
         """The inputs of all operations, each once."""
-        found = {str(term): term for operation in self.operations for term in operation.inputs}
+        found = {name_of(term): term for operation in self.operations for term in operation.inputs}
         return tuple(found.values())
+
+
+def name_of(constant: Term) -> str:
+    """The name of a constant, which Z3 takes long to print."""
+    return str(constant.decl().name())
 
 
 def every(terms: Iterable[Term]) -> Term:

@@ -9,7 +9,7 @@ from typing import Any
 
 import z3
 
-from kvproof.symbolic.relation import Clause, Relation, Term, Value, every, is_flag, read
+from kvproof.symbolic.relation import Clause, Relation, Term, Value, every, is_flag, name_of, read
 
 _SMALL = (3, 8, 20)
 
@@ -51,7 +51,7 @@ class States:
         self._copies: list[list[tuple[Term, Term]]] = []
         self._chosen: list[Term] = []
         self._choice = z3.Int("operation")
-        self._later = [z3.Const(f"{f}'", f.sort()) for f in relation.fields]
+        self._later = [z3.Const(f"{name_of(f)}'", f.sort()) for f in relation.fields]
         self._step = self._one_step()
         self._copy()
         self.solver.add(relation.assumed)
@@ -60,7 +60,8 @@ class States:
     def _copy(self) -> None:
         step = len(self._copies)
         names = (*self.relation.fields, *self._inputs)
-        self._copies.append([(term, z3.Const(f"{term}@{step}", term.sort())) for term in names])
+        copies = [z3.Const(f"{name_of(term)}@{step}", term.sort()) for term in names]
+        self._copies.append(list(zip(names, copies, strict=True)))
 
     def at(self, step: int, term: Term) -> Term:
         """A term over the fields and inputs, in state `step`."""
@@ -93,7 +94,7 @@ class States:
 
     def parameters(self, model: Any) -> dict[str, Value]:
         """The values of the parameters in a model."""
-        return {str(term): read(model, term) for term in self.relation.parameters}
+        return {name_of(term): read(model, term) for term in self.relation.parameters}
 
     def path(self, model: Any, steps: int, watched: Sequence[Clause] = ()) -> Path:
         """The run of a model, `steps` operations long, with the watched clauses that it breaks."""
@@ -104,11 +105,11 @@ class States:
             moves.append(
                 Move(
                     operation.name,
-                    {str(term): read(model, self.at(step, term)) for term in operation.inputs},
-                    {str(field): read(model, self.at(step + 1, field)) for field in fields},
+                    {name_of(term): read(model, self.at(step, term)) for term in operation.inputs},
+                    {name_of(field): read(model, self.at(step + 1, field)) for field in fields},
                 )
             )
-        start = {str(field): read(model, self.at(0, field)) for field in fields}
+        start = {name_of(field): read(model, self.at(0, field)) for field in fields}
         broken = tuple(c.name for c in watched if not read(model, self.at(steps, c.formula)))
         return Path(self.parameters(model), start, tuple(moves), broken)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import z3
 
 from kvproof.symbolic.budget import budget
-from kvproof.symbolic.relation import Operation, Term, every
+from kvproof.symbolic.relation import Operation, Term, every, name_of
 from kvproof.symbolic.tie.budget import BudgetTie
 from kvproof.symbolic.tie.made import Filled, Values, World
 from kvproof.symbolic.tie.samples import Tie
@@ -34,7 +34,8 @@ class BudgetWorld(World):
 
     def fits(self, operation: Operation) -> Term:
         field = {
-            str(f): f for f in (*self.relation.fields, *self.relation.parameters, *operation.inputs)
+            name_of(f): f
+            for f in (*self.relation.fields, *self.relation.parameters, *operation.inputs)
         }
         length, k, slots = field["max_model_len"], field["num_spec_tokens"], field["draft_slots"]
         name = operation.name

@@ -14,13 +14,19 @@ from typing import Any
 import z3
 
 from kvproof.symbolic.interpreted import Interpreted, Plain
-from kvproof.symbolic.relation import Operation, Relation, Term, Value, read
+from kvproof.symbolic.relation import (
+    Operation,
+    Relation,
+    Term,
+    Value,
+    every,
+    is_flag,
+    name_of,
+    read,
+)
 from kvproof.symbolic.tie.samples import Row, Tie
 from model.compiled import Compiled, compile_scope
 from spec.scope import Scope
-
-MODELS = 4
-"""States that Z3 makes for each operation."""
 
 Values = Mapping[str, Value]
 
@@ -32,6 +38,12 @@ class World:
     operations: tuple[Operation, ...]
     open_fields: frozenset[str] = frozenset()
     """Fields that the model settles among what the relation allows."""
+
+    def named(self, operation: Operation) -> dict[str, Term]:
+        """Fields, parameters and inputs by name."""
+        relation = self.relation
+        terms = (*relation.fields, *relation.parameters, *operation.inputs)
+        return {name_of(term): term for term in terms}
 
     def fits(self, operation: Operation) -> Term:
         """What a state and inputs must satisfy to be put into the model."""
@@ -91,24 +103,35 @@ class Made:
     problem: str
 
 
-def made(world: World, operation: Operation, models: int = MODELS) -> Iterator[Made]:
-    """Let Z3 make up to `models` different states for an operation of the world and run each."""
+def made(world: World, operation: Operation) -> Iterator[Made]:
+    """Let Z3 make states for an operation of the world, a different one for each goal; run them."""
     relation = world.relation
     solver = z3.SolverFor("QF_LIA")
     solver.add(relation.assumed, *(clause.formula for clause in relation.clauses))
     solver.add(operation.guard, world.fits(operation))
     constants = (*relation.parameters, *relation.fields, *operation.inputs)
-    for _ in range(models):
-        if solver.check() != z3.sat:
-            return
+    for goal in _goals(relation, operation):
+        if solver.check(goal) != z3.sat:
+            continue
         model = solver.model()
-        values = {str(term): read(model, term) for term in constants}
+        values = {name_of(term): read(model, term) for term in constants}
         after = tuple(int(read(model, term)) for _field, term in relation.after(operation))
         problem = _run(world, operation, values, after)
-        before = {str(field): values[str(field)] for field in relation.fields}
-        inputs = {str(term): values[str(term)] for term in operation.inputs}
+        before = {name_of(field): values[name_of(field)] for field in relation.fields}
+        inputs = {name_of(term): values[name_of(term)] for term in operation.inputs}
         yield Made(relation.name, operation.name, before, inputs, problem)
         solver.add(z3.Or(*(term != read(model, term) for term in constants)))
+
+
+def _goals(relation: Relation, operation: Operation) -> Iterator[Term]:
+    """What the states should show: each field that can change does, with each input at work."""
+    flags = [term for term in operation.inputs if is_flag(term)]
+    for field, after in relation.after(operation):
+        if not after.eq(field):
+            yield after != field
+            yield from (every((after != field, flag)) for flag in flags)
+            yield from (every((after != field, z3.Not(flag))) for flag in flags)
+    yield z3.BoolVal(True)
 
 
 def _run(world: World, operation: Operation, values: Values, after: Row) -> str:
@@ -120,9 +143,11 @@ def _run(world: World, operation: Operation, values: Values, after: Row) -> str:
     world.fill(filled, values)
     action = world.run(filled, operation.name, values)
     tie.end(action)
-    fields = [str(field) for field in world.relation.fields]
+    fields = [name_of(field) for field in world.relation.fields]
     before = tuple(int(values[name]) for name in fields)
-    if disagreements := tie.samples.disagreements():
+    if tie.samples.unexplained:
+        return str(tie.samples.unexplained[0])
+    if world.open_fields and (disagreements := tie.samples.disagreements()):
         return str(disagreements[0])
     rows = tie.samples.rows[operation.name]
     ends = [end for _parameters, start, _inputs, end in rows if start == before]

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvproof.symbolic.evaluate import Evaluator
 from kvproof.symbolic.interpreted import Plain, Watcher
-from kvproof.symbolic.relation import Operation, Relation, Term, is_flag
+from kvproof.symbolic.relation import Operation, Relation, Term, is_flag, name_of
 from model.compiled import Compiled
 from spec.rules import Rule
 
@@ -62,8 +62,8 @@ class Samples:
         """Note that the model did nothing that is an operation of the relation."""
         if before != after:
             pairs = zip(self.relation.fields, before, after, strict=True)
-            name, old, new = next((str(f), x, y) for f, x, y in pairs if x != y)
-            values = dict(zip(map(str, self.relation.fields), before, strict=True))
+            name, old, new = next((name_of(f), x, y) for f, x, y in pairs if x != y)
+            values = dict(zip(map(name_of, self.relation.fields), before, strict=True))
             self.unexplained.append(
                 Disagreement(self.relation.name, UNEXPLAINED, name, old, new, values, {})
             )
@@ -100,7 +100,7 @@ def _columns(terms: Iterable[Term], rows: list[Row]) -> dict[str, Any]:
     names = list(terms)
     table = np.array(rows, np.int64).reshape(len(rows), len(names))
     return {
-        str(term): table[:, i].astype(bool) if is_flag(term) else table[:, i]
+        name_of(term): table[:, i].astype(bool) if is_flag(term) else table[:, i]
         for i, term in enumerate(names)
     }
 
@@ -130,11 +130,11 @@ def _compare(
         yield differs(int(np.argmin(possible)), GUARD, None, None)
     for field, term in relation.after(operation):
         expected = np.broadcast_to(value(term), len(samples))
-        found = after[str(field)]
+        found = after[name_of(field)]
         wrong = expected != found
         if wrong.any():
             row = int(np.argmax(wrong))
-            yield differs(row, str(field), int(expected[row]), int(found[row]))
+            yield differs(row, name_of(field), int(expected[row]), int(found[row]))
 
 
 def rules_off(compiled: Compiled) -> frozenset[Rule]:

@@ -10,12 +10,12 @@ from kvproof.symbolic import counters as lives
 from kvproof.symbolic.blocks import ALIVE, FINISHED, LANDED, NONE, PENDING, SENT, blocks
 from kvproof.symbolic.counters import counters
 from kvproof.symbolic.fence import DEFERRED, HELD, NOTHING, RETURNED, fence
-from kvproof.symbolic.relation import Operation, Term, every
+from kvproof.symbolic.relation import Operation, Term, every, name_of
 from kvproof.symbolic.tie.blocks import BlocksTie
 from kvproof.symbolic.tie.calls import BudgetWorld
 from kvproof.symbolic.tie.counters import CountersTie
 from kvproof.symbolic.tie.fence import FenceTie
-from kvproof.symbolic.tie.made import MODELS, Filled, Made, Values, World, made
+from kvproof.symbolic.tie.made import Filled, Made, Values, World, made
 from kvproof.symbolic.tie.samples import Tie
 from model import engine
 from model.compiled import Compiled
@@ -189,7 +189,7 @@ class BlocksWorld(World):
         self.operations = self.relation.operations
 
     def fits(self, operation: Operation) -> Term:
-        field = {str(f): f for f in (*self.relation.fields, *operation.inputs)}
+        field = self.named(operation)
         seq = field["seq_ahead"]
         name, _, request = operation.name.partition(" R")
         parts = [seq <= (2 if name == "dispatch" else 3), field["deferred"] <= 2]
@@ -220,7 +220,7 @@ class BlocksWorld(World):
             inside = z3.Or(field["in_step0"], field["in_step1"])
             parts.append(field["has_tokens"] == inside)
         if name == "withdraw":
-            parts.append(z3.Implies(field["withdraws"], _first_waits_on_published(field)))
+            parts.append(z3.Implies(field["withdraws"], _first_runs_on_it(field)))
         if name == "reset":
             parts.append(field["done"] == (field["ref_cnt"] == 0))
         return every(parts)
@@ -354,7 +354,7 @@ class BlocksWorld(World):
     def _withdraw(self, world: Filled, _r: int, values: Values) -> None:
         s = world.state
         if values["withdraws"]:
-            s.kv_holding[0], s.num_kv_holding, s.num_computed[0] = 1, 1, 2
+            s.running[0], s.num_running, s.num_computed[0] = 1, 1, 2
         world.begin(_ELSE)
         world.report.invalid[_BLOCK] = int(values["withdraws"])
         for d in range(s.num_steps):
@@ -366,9 +366,9 @@ class BlocksWorld(World):
         world.call("block_pool.reset_prefix_cache")
 
 
-def _first_waits_on_published(field: dict[str, Term]) -> Term:
-    """Request 0 waits for its load and has hit the block, which no step in flight was given it."""
-    return every((field["waits0"], field["table0"] == 1, field["wrote0"] == 0, field["last0"] == 0))
+def _first_runs_on_it(field: dict[str, Term]) -> Term:
+    """Request 0 runs, and the block is in its table."""
+    return every((field["live0"] == ALIVE, z3.Not(field["waits0"]), field["table0"] == 1))
 
 
 class CountersWorld(World):
@@ -382,7 +382,8 @@ class CountersWorld(World):
 
     def fits(self, operation: Operation) -> Term:
         field = {
-            str(f): f for f in (*self.relation.fields, *self.relation.parameters, *operation.inputs)
+            name_of(f): f
+            for f in (*self.relation.fields, *self.relation.parameters, *operation.inputs)
         }
         life, computed, tokens = field["life"], field["num_computed"], field["num_tokens"]
         limit = field["max_model_len"]
@@ -409,7 +410,8 @@ class CountersWorld(World):
                 z3.Implies(computed == 0, field["adopted"] == hit),
             ]
         elif name == "load":
-            parts += [field["adopted"] == 0, field["published"] == 0]
+            room = every((field["tokens2"] == 0, z3.Or(is_async, k == 0, field["tokens0"] == 0)))
+            parts += [field["adopted"] == 0, field["published"] == 0, room]
         elif name == "load_fails":
             parts.append(field["tokens0"] == 0)
         elif name == "wake":
@@ -570,9 +572,9 @@ WORLDS: tuple[type[World], ...] = (BlocksWorld, BudgetWorld, CountersWorld, Fenc
 """A world for each relation."""
 
 
-def make_all(models: int = MODELS) -> Iterator[Made]:
+def make_all() -> Iterator[Made]:
     """Every operation of every world, run from the states that Z3 makes for it."""
     for build in WORLDS:
         world = build()
         for operation in world.operations:
-            yield from made(world, operation, models)
+            yield from made(world, operation)
