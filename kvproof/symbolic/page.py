@@ -27,8 +27,8 @@ source, interpreted, and every call of an operation in them is held against the 
 was possible, and each field after it; every state of them must satisfy the lemmas too. The
 interpreted source must come to the same state as the compiled kernels. `kvproof prove --tie` does
 it for every named scope, at most {SMALL:,} transitions of each and all of those that have no more.
-The other way round, Z3 makes states and inputs for each operation, in which each field that the
-operation can change does change, and the model's source, interpreted, must go from there where the
+The other way round, Z3 makes states and inputs for each kind of operation, one for each field that
+it can change in a small world, and the model's source, interpreted, must go from there where the
 relation says. And the lockstep ties the model to vLLM.
 
 **What is not proved.** That the relation has every transition of the model in scopes that nobody
