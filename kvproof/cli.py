@@ -43,6 +43,8 @@ from kvproof.progress_sweep import explanation as progress_explanation
 from kvproof.progress_sweep import progress_sweep
 from kvproof.render import render
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
+from kvproof.symbolic.command import ProveOptions, UnknownName, run_prove
+from kvproof.symbolic.proofs import SECONDS
 from kvproof.trace import Trace, TraceError, load, passed_over, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
@@ -454,6 +456,28 @@ def counterexamples_command(
             out.print(str(path))
 
 
+@app.command(name="prove")
+def prove_command(
+    name: Annotated[str | None, typer.Argument(help="One proof; all by default.")] = None,
+    rule_off: Annotated[str | None, typer.Option(help="Try it without a rule.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time limit of each proof.")] = SECONDS,
+    tie: Annotated[bool, typer.Option(help="Hold the relations against the model.")] = False,
+    configuration: Annotated[
+        str | None, typer.Option(help="Let Z3 find a configuration that misses this rule.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Write docs/proofs.md here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove invariants for all sizes with Z3: 0 all hold, 1 one fails, 3 one is unknown."""
+    with _telling_of_compilation():
+        raise typer.Exit(
+            run_prove(
+                ProveOptions(name, rule_off, seconds, tie, configuration, page, as_json),
+                lambda line: out.print(line, markup=False),
+            )
+        )
+
+
 @app.command(name="docs")
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
@@ -707,6 +731,7 @@ def main() -> None:
         app()
     except (
         UsageError,
+        UnknownName,
         ScopeError,
         TraceError,
         GraphError,
