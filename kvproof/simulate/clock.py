@@ -195,7 +195,7 @@ class Simulation:
         sent, _, number, turn_number, context = heapq.heappop(self._events)
         turn = self._sessions[number].turns[turn_number]
         prompt = context + turn.new
-        if prompt >= self._settings.max_model_len:
+        if prompt >= self._settings.longest:
             self.totals.refused += 1
             return
         request = Request(len(self.records), number, turn_number, prompt, turn.out, sent)

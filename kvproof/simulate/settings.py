@@ -20,6 +20,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Times are seconds, sizes tokens, `pool` blocks without the null block. A step costs
     max(omega + beta x resident, a x scheduled): `resident` counts the tokens that the blocks of
     the step's requests have room for. `check_every` steps pass between full checks.
+
+    A first turn brings a number of tokens within `first_turn`, a later one `mean_new` on average,
+    and a turn wants `mean_out` and one. `max_model_len` 0 stands for what fits the empty pool.
     """
 
     rate: float = 0.3
@@ -34,6 +37,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warmup: float = 200.0
     continue_probability: float = 0.9
     tool_time: float = 3.0
+    first_turn: tuple[float, float] = (1000.0, 3000.0)
+    mean_new: float = 500.0
+    mean_out: float = 200.0
+    max_model_len: int = 0
     a: float = 2e-5
     omega: float = 2e-4
     beta: float = 2e-9
@@ -54,15 +61,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0 <= self.continue_probability < 1:
             _refuse("--continue", self.continue_probability, "0 <= p < 1")
         _above("--tool-time", self.tool_time, 0, 1e6)
+        _within("max_model_len", self.max_model_len, 0, self.pool * self.block_size, "the pool")
         _above("a", self.a, 0, 1)
         _above("omega", self.omega, 0, 1)
         _within("beta", self.beta, 0, 1)
         _within("--check-every", self.check_every, 0, 10**9, "0: only at the end")
 
     @property
-    def max_model_len(self) -> int:
-        """The longest request: what fits the pool when it is alone."""
-        return self.pool * self.block_size
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return self.max_model_len or self.pool * self.block_size
 
     def cost(self, scheduled: int, resident: int) -> float:
         """Seconds that a step takes; one that schedules nothing does not reach the device."""

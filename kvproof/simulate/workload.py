@@ -16,10 +16,6 @@ from kvproof.simulate.settings import Settings
 POSITION_BITS = 24
 """A token is session << POSITION_BITS | position."""
 
-FIRST_TURN = (1000.0, 3000.0)
-MEAN_NEW = 500.0
-MEAN_OUT = 200.0
-
 
 class Turn(msgspec.Struct, frozen=True):
     """A turn: `new` prompt tokens, `out` tokens wanted, then `think` seconds until the next.
@@ -64,12 +60,12 @@ def draw(settings: Settings) -> list[Session]:
 
 def _turns(random: Random, settings: Settings) -> tuple[Turn, ...]:
     turns = []
-    new = random.uniform(*FIRST_TURN)
+    new = random.uniform(*settings.first_turn)
     while True:
-        out = random.expovariate(1 / MEAN_OUT) + 1
+        out = random.expovariate(1 / settings.mean_out) + 1
         more = random.random() < settings.continue_probability
         think = random.expovariate(1 / settings.tool_time) if more else 0.0
         turns.append(Turn(max(1, math.ceil(new)), math.ceil(out), think))
         if not more:
             return tuple(turns)
-        new = random.expovariate(1 / MEAN_NEW)
+        new = random.expovariate(1 / settings.mean_new)

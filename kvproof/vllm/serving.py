@@ -34,7 +34,7 @@ def _scope(settings: Settings) -> dict[str, Any]:
         "max_num_seqs": settings.max_requests,
         "max_num_batched_tokens": settings.budget,
         "max_num_scheduled_tokens": None,
-        "max_model_len": settings.max_model_len,
+        "max_model_len": settings.longest,
         "policy": settings.policy,
         "prefix_caching": True,
         "chunked_prefill": True,
@@ -62,7 +62,7 @@ class RealEngine:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._max_model_len = settings.max_model_len
+        self._max_model_len = settings.longest
         self._block_size = settings.block_size
         self._priority = settings.policy == "priority"
         self._scheduler = build_scheduler(build_config(_scope(settings)))
