@@ -27,6 +27,11 @@ from kvproof.itf import itf
 from kvproof.mermaid import mermaid
 from kvproof.minimize import minimize
 from kvproof.render import render
+from kvproof.simulate.cli import app as simulate_app
+from kvproof.simulate.clock import Broken
+from kvproof.simulate.plot import MissingPlot
+from kvproof.simulate.serq import MissingSerq
+from kvproof.simulate.settings import SimulateError
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.trace import Trace, TraceError, load, replay, save
 from kvproof.vllm.client import Client, DriverError
@@ -48,6 +53,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(simulate_app, name="simulate")
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
 
@@ -504,6 +510,12 @@ def main() -> None:
         GraphError,
         MissingEnvironment,
         DriverError,
+        SimulateError,
+        MissingSerq,
+        MissingPlot,
     ) as error:
         err.print(f"kvproof: {error}", markup=False)
         sys.exit(USAGE)
+    except Broken as broken:
+        err.print(f"kvproof: broken: {broken}", markup=False)
+        sys.exit(1)

@@ -16,7 +16,7 @@ import msgspec
 
 from kvproof.actions import Action, enabled_codes, name_action
 from kvproof.simulate import clock
-from kvproof.simulate.settings import Settings
+from kvproof.simulate.settings import Settings, SimulateError
 from kvproof.simulate.workload import Session, Turn, draw
 from kvproof.trace import Trace, find_code, names_of, step
 from kvproof.vllm import observation
@@ -65,7 +65,7 @@ class Differs(Exception):
 
 
 def scaled(settings: Settings, seed: int) -> Settings:
-    """A small workload: sizes over SCALE, sessions shorter and closer, a pool of any allowed size."""
+    """A small workload: sizes over SCALE, sessions shorter and closer, a pool of any size."""
     low, high = settings.first_turn
     return msgspec.structs.replace(
         settings,
@@ -247,15 +247,22 @@ def run_episodes(
     episodes: int,
     *,
     version: str = DEFAULT_VERSION,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[float, float, int], None] | None = None,
 ) -> list[Episode]:
-    """Small runs from consecutive seeds, up to the first that does not agree."""
+    """Small runs from consecutive seeds, up to the first that does not agree.
+
+    `progress` is called with the episodes done, their number and the requests so far.
+    """
+    if episodes < 1:
+        raise SimulateError(f"--episodes = {episodes}: allowed is 1 and more")
     done: list[Episode] = []
+    requests = 0
     with Client(version) as client:
         for number in range(episodes):
             done.append(run_episode(scaled(settings, settings.seed + number), client))
+            requests += len(done[-1].records)
             if progress is not None:
-                progress(number + 1, episodes)
+                progress(number + 1, episodes, requests)
             if done[-1].difference or done[-1].broken:
                 break
     return done

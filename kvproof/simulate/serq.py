@@ -11,13 +11,16 @@ from typing import Any, Literal, NamedTuple
 from kvproof.simulate.settings import Settings, SimulateError
 from kvproof.simulate.workload import Session, Turn
 
-Variant = Literal["written", "whole", "scheduled"]
-"""The program as written; with whole tokens; and besides admitting where a step is planned."""
+Variant = Literal["written", "whole", "scheduled", "reserved"]
+"""The program as written; with whole tokens; besides admitting where a step is planned; and
+besides only what fits whole."""
 
 VERSION = "0.1.2"
 PROGRAM = "multi_turn.sq"
 _REQUESTS_POOL = "pool reqs { cap max_seqs; }"
 _ADMIT_AT_STEP = "pool reqs { cap max_seqs; admit via engine; }"
+_FIRST_CHUNK = "kv (min(known, hit + budget_left(engine)))"
+_WHOLE_PROMPT = f"{_FIRST_CHUNK} reserve (known)"
 
 
 class MissingSerq(RuntimeError):
@@ -30,6 +33,8 @@ class Observed(NamedTuple):
     sent: float
     prompt: float
     hit: float | None
+    waited: float | None
+    """Seconds to the first admission."""
     ttft: float | None
     response: float | None
     preempted: bool
@@ -58,8 +63,10 @@ def run_on_serq(settings: Settings, variant: Variant) -> SerqRun:
         raise SimulateError(f"--policy = {settings.policy!r}: allowed is fcfs, serQ's program's")
     pyserq = _pyserq()
     source = program()
-    if variant == "scheduled":
+    if variant in ("scheduled", "reserved"):
         source = source.replace(_REQUESTS_POOL, _ADMIT_AT_STEP)
+    if variant == "reserved":
+        source = source.replace(_FIRST_CHUNK, _WHOLE_PROMPT)
     compiled = pyserq.compile(
         source=source,
         sets={
@@ -120,7 +127,7 @@ def _sessions(report: Any) -> list[Session]:
     """The sessions as drawn; fractions of tokens are rounded up, as positions in the session."""
     new, wanted, think = (_by_turn(report, name) for name in ("new", "wanted", "think"))
     turns: dict[int, list[Turn]] = defaultdict(list)
-    arrival = {}
+    arrival: dict[int, float] = {}
     exact: dict[int, float] = defaultdict(float)
     whole: dict[int, int] = defaultdict(int)
     for session, turn in sorted(new):
@@ -135,8 +142,8 @@ def _sessions(report: Any) -> list[Session]:
 
 
 def _observed(report: Any) -> dict[tuple[int, int], Observed]:
-    names = ("new", "wanted", "prefill_tokens", "ttft", "response")
-    new, wanted, prefill, ttft, response = (_by_turn(report, name) for name in names)
+    names = ("new", "wanted", "prefill_tokens", "waited", "ttft", "response")
+    new, wanted, prefill, waited, ttft, response = (_by_turn(report, name) for name in names)
     observed = {}
     context: dict[int, float] = defaultdict(float)
     for key in sorted(new):
@@ -147,6 +154,7 @@ def _observed(report: Any) -> dict[tuple[int, int], Observed]:
             sent=new[key][0][0],
             prompt=prompt,
             hit=prompt - prefill[key][0][1] if key in prefill else None,
+            waited=waited[key][0][1] if key in waited else None,
             ttft=ttft[key][0][1] if key in ttft else None,
             response=response[key][0][1] if key in response else None,
             preempted=len(prefill.get(key, ())) > 1,

@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
     name: str
     unit: str
-    count: int
+    observed: int
     mean: float
     p50: float
     p99: float

@@ -49,7 +49,7 @@ def draw(settings: Settings) -> list[Session]:
     other times. Tokens are whole: what is drawn is rounded up.
     """
     arrivals = Random(f"{settings.seed} arrivals")
-    sessions = []
+    sessions: list[Session] = []
     now = 0.0
     while now <= settings.horizon:
         number = len(sessions)

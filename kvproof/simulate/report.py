@@ -1,0 +1,100 @@
+"""Tables of simulations and comparisons, for the terminal and for the generated page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kvproof.simulate.comparison import Comparison
+from kvproof.simulate.real import Run
+from kvproof.simulate.summary import Figure, summarise
+
+Rows = list[tuple[str, ...]]
+
+
+def _value(figure: Figure, value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.4f} s" if figure.unit == "s" else f"{value:,.1f}"
+
+
+def figure_rows(run: Run) -> Rows:
+    """Observation, count, mean, p50, p99, after the warm-up."""
+    return [
+        (
+            figure.name if figure.unit == "s" else f"{figure.name} {figure.unit}",
+            f"{figure.observed:,}",
+            *(_value(figure, value) for value in (figure.mean, figure.p50, figure.p99)),
+        )
+        for figure in summarise(run.records, run.settings.warmup).figures
+    ]
+
+
+def totals_sentence(run: Run) -> str:
+    """What else there is to say of a run, in one line."""
+    summary = summarise(run.records, run.settings.warmup)
+    totals = run.totals
+    parts = [
+        f"{summary.served:,} requests served after the warm-up",
+        f"{totals.sessions:,} sessions",
+        f"hit share {summary.hit_share:.3f}",
+        f"{summary.preemptions:,} preemptions",
+        f"{totals.steps:,} steps",
+    ]
+    if totals.refused:
+        parts.append(f"{totals.refused:,} turns too long for the pool")
+    if totals.cut:
+        parts.append(f"{totals.cut:,} answers cut by the model length")
+    return ", ".join(parts)
+
+
+def checks_sentence(run: Run) -> str:
+    """Which checks were made how often."""
+    return (
+        f"every step checked by what it changed, everything {run.full_checks:,} times, "
+        f"{'all held' if run.broken is None else f'broken: {run.broken}'}"
+    )
+
+
+def comparison_row(comparison: Comparison) -> tuple[str, ...]:
+    """Variant, requests, equal in hit, first token, response, all, largest difference."""
+    return (
+        comparison.variant,
+        f"{comparison.requests:,}",
+        f"{comparison.equal_hit:,}",
+        f"{comparison.equal_ttft:,}",
+        f"{comparison.equal_response:,}",
+        f"{comparison.equal:,}",
+        f"{comparison.largest:.2g} s",
+    )
+
+
+COMPARISON_COLUMNS = (
+    "program",
+    "requests",
+    "equal hit",
+    "equal first token",
+    "equal response",
+    "equal in all",
+    "largest difference of a response",
+)
+FIGURE_COLUMNS = ("observation", "count", "mean", "p50", "p99")
+
+
+def cause_rows(comparisons: Sequence[Comparison]) -> Rows:
+    """Program, cause and number of differences."""
+    return [
+        (comparison.variant, cause.value, f"{count:,}")
+        for comparison in comparisons
+        for cause, count in sorted(comparison.causes.items(), key=lambda item: -item[1])
+    ]
+
+
+def markdown(columns: Sequence[str], rows: Rows) -> str:
+    """A Markdown table; what is not in the first column is a number."""
+    lines = [
+        "| " + " | ".join(columns) + " |",
+        "|---|" + "---:|" * (len(columns) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
