@@ -250,7 +250,7 @@ def compare(
         warmup=horizon / 10 if warmup is None else warmup,
     )
     comparisons = []
-    for variant in variants or ["whole"]:
+    for variant in variants or [Variant.WHOLE]:
         serq = run_on_serq(settings, variant)
         with _progress_bar(variant) as progress:
             run = real.run_on_vllm(serq.sessions, settings, version=version, progress=progress)

@@ -152,12 +152,12 @@ def _equal(real: Record, observed: Observed) -> bool:
 
 def _cause(real: Record, observed: Observed, variant: Variant, later: bool) -> Cause:
     """The cause that a request shows by itself; `later` than another difference."""
-    if variant == "written":
+    if variant == Variant.WRITTEN:
         return Cause.FRACTIONS
     waited = real.admissions[0][0] - real.sent
     if real.hit == observed.hit:
         earlier = observed.waited is not None and observed.waited < waited
-        return Cause.CAPACITY if variant == "scheduled" and earlier else Cause.UNKNOWN
-    if variant == "whole" and waited > 0:
+        return Cause.CAPACITY if variant == Variant.SCHEDULED and earlier else Cause.UNKNOWN
+    if variant == Variant.WHOLE and waited > 0:
         return Cause.LOOKUP
     return Cause.LEFT if later else Cause.UNKNOWN

@@ -32,8 +32,8 @@ LARGE = Settings()
 ASYNC = Settings(depth=2)
 TIGHT = Settings(rate=1.0, pool=2000, horizon=40.0, warmup=4.0)
 
-LARGE_VARIANTS: tuple[Variant, ...] = ("written", "whole", "scheduled")
-TIGHT_VARIANTS: tuple[Variant, ...] = ("whole", "scheduled", "reserved")
+LARGE_VARIANTS = (Variant.WRITTEN, Variant.WHOLE, Variant.SCHEDULED)
+TIGHT_VARIANTS = (Variant.WHOLE, Variant.SCHEDULED, Variant.RESERVED)
 
 Shown = Callable[[str], AbstractContextManager[Progress | None]]
 """Shows the progress of a run with a name."""

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from kvproof.simulate.settings import Settings, SimulateError
 from kvproof.simulate.workload import Session, Turn
 
-Variant = Literal["written", "whole", "scheduled", "reserved"]
-"""The program as written; with whole tokens; besides admitting where a step is planned; and
-besides only what fits whole."""
+
+class Variant(StrEnum):
+    """How the program is changed; each as the one before, and one thing more."""
+
+    WRITTEN = "written"
+    WHOLE = "whole"
+    """Numbers of tokens are rounded up."""
+    SCHEDULED = "scheduled"
+    """Requests are admitted where a step is planned."""
+    RESERVED = "reserved"
+    """Only what fits whole is admitted."""
+
 
 VERSION = "0.1.2"
 PROGRAM = "multi_turn.sq"
@@ -63,9 +73,9 @@ def run_on_serq(settings: Settings, variant: Variant) -> SerqRun:
         raise SimulateError(f"--policy = {settings.policy!r}: allowed is fcfs, serQ's program's")
     pyserq = _pyserq()
     source = program()
-    if variant in ("scheduled", "reserved"):
+    if variant in (Variant.SCHEDULED, Variant.RESERVED):
         source = source.replace(_REQUESTS_POOL, _ADMIT_AT_STEP)
-    if variant == "reserved":
+    if variant == Variant.RESERVED:
         source = source.replace(_FIRST_CHUNK, _WHOLE_PROMPT)
     compiled = pyserq.compile(
         source=source,
@@ -80,7 +90,7 @@ def run_on_serq(settings: Settings, variant: Variant) -> SerqRun:
             "Lambda": settings.rate,
             "p": settings.continue_probability,
             "Z": settings.tool_time,
-            "whole": int(variant != "written"),
+            "whole": int(variant != Variant.WRITTEN),
         },
         seed=settings.seed,
         horizon=settings.horizon,
