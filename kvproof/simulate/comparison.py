@@ -87,7 +87,8 @@ def compare_runs(serq: SerqRun, records: Sequence[Record], variant: Variant) -> 
     for real, observed in sorted(pairs, key=lambda pair: pair[1].sent):
         if not _equal(real, observed):
             cause = _cause(real, observed, variant, bool(differences))
-            if cause == Cause.UNKNOWN and periods.index(real.sent) in marked:
+            same_hit = real.hit == observed.hit
+            if cause == Cause.UNKNOWN and same_hit and periods.index(real.sent) in marked:
                 cause = Cause.FOLLOWS
             differences.append(Difference(real.session, real.turn, real, observed, cause))
     return Comparison(

@@ -44,10 +44,12 @@ INVARIANTS = (
 
 
 class Before(NamedTuple):
-    """What a step's check needs of the state before it: request ids, and stale waiting ones."""
+    """What a step's check needs of the state before it: those that ran, those that may not yet.
+
+    A preempted request may not be admitted before its stale outputs have drained.
+    """
 
     running: list[str]
-    waiting: list[str]
     stale: set[str]
 
 
@@ -62,6 +64,7 @@ class Monitor:
         self._size = block_size
         self._budget = budget
         self._check_every = check_every
+        self._by_priority = scheduler.policy.value == "priority"
         self._steps = 0
         blocks = self._pool.blocks
         # The token of each block's first slot, and the number of slots that are written.
@@ -73,20 +76,20 @@ class Monitor:
         self._num_published: dict[str, int] = {}
         self._in_flight: Counter[str] = Counter()
         self._sessions: dict[str, int] = {}
+        self._waiting: list[str] = []
         self._take_over()
 
     def added(self, name: str, session: int) -> None:
         """A request of a session has arrived."""
         self._sessions[name] = session
+        self._waiting.append(name)
 
     def before(self) -> Before:
         """To be taken just before `schedule`."""
         s = self._scheduler
-        waiting = list(s.waiting) if s.waiting else []
         return Before(
             [q.request_id for q in s.running],
-            [q.request_id for q in waiting],
-            {q.request_id for q in waiting if q.num_stale_output_tokens},
+            {q.request_id for q in s.waiting if q.num_stale_output_tokens} if s.waiting else set(),
         )
 
     def scheduled(self, before: Before, output: Any, hits: dict[str, int]) -> None:
@@ -125,6 +128,9 @@ class Monitor:
                     self._publish(name, self._manager.num_cached_block.get(name, 0))
             elif name in self._tables:
                 self._release(name)
+            elif name in self._waiting:
+                # A stale output ended it.
+                self._waiting.remove(name)
 
     def check_all(self) -> None:
         """Compare everything with the real state."""
@@ -173,17 +179,26 @@ class Monitor:
                 "ScheduleSet", f"scheduled {list(counts)}, running {running}, victims {victims}"
             )
         admitted = [name for name in counts if name in hits]
-        eligible = [name for name in before.waiting if name not in before.stale]
+        if admitted:
+            self._check_admissions(before, admitted)
+        # Victims go to the front in the order in which they ran; priority sorts anyway.
+        self._waiting[:0] = [name for name in before.running if name in victims]
+
+    def _check_admissions(self, before: Before, admitted: list[str]) -> None:
+        """They are the first of those that wait, in the policy's order."""
+        eligible = [name for name in self._waiting if name not in before.stale]
+        if self._by_priority:
+            eligible.sort(key=self._rank)
         if admitted != eligible[: len(admitted)]:
             self._fall("PolicyOrder", f"admitted {admitted}, waiting were {eligible[:20]}")
+        self._waiting = [name for name in self._waiting if name not in admitted]
+
+    def _rank(self, name: str) -> tuple[int, float]:
+        request = self._scheduler.requests[name]
+        return request.priority, request.arrival_time
 
     def _check_victims(self, before: Before, victims: Any) -> None:
-        requests = self._scheduler.requests
-        ranked = before.running
-        if self._scheduler.policy.value == "priority":
-            ranked = sorted(
-                ranked, key=lambda name: (requests[name].priority, requests[name].arrival_time)
-            )
+        ranked = sorted(before.running, key=self._rank) if self._by_priority else before.running
         lowest = ranked[len(ranked) - len(victims) :]
         if set(lowest) != set(victims):
             self._fall("VictimIsLowest", f"preempted {sorted(victims)}, lowest were {lowest}")
