@@ -1,6 +1,6 @@
 """The multi-turn workload on the real classes: a short run where memory is short, and in lockstep.
 
-Longer runs are commands: `kvproof simulate multi-turn`, `compare`, and `page` for docs/multi-turn.md.
+Longer runs are commands; docs/multi-turn.md has what they measured.
 """
 
 from __future__ import annotations

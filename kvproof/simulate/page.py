@@ -18,13 +18,15 @@ from kvproof.simulate.real import Progress, Run, run_on_vllm
 from kvproof.simulate.report import (
     COMPARISON_COLUMNS,
     FIGURE_COLUMNS,
+    MEANS_COLUMNS,
     cause_rows,
     comparison_row,
     figure_rows,
     markdown,
+    means_rows,
     totals_sentence,
 )
-from kvproof.simulate.serq import SerqRun, Variant, run_on_serq
+from kvproof.simulate.serq import PROGRAM, SerqRun, Variant, run_on_serq
 from kvproof.simulate.settings import Settings
 from kvproof.simulate.workload import Session, draw
 
@@ -104,10 +106,10 @@ def _compared(
 
 def measured_page(folder: Path, shown: Shown) -> str:
     """The page; runs what `folder` does not have."""
+    tight = _compared("tight", TIGHT, TIGHT_VARIANTS, folder, shown)
+    compared = _compared("serq", LARGE, LARGE_VARIANTS, folder, shown)
     large = kept_run("multi-turn", draw(LARGE), LARGE, folder, shown)
     ahead = kept_run("multi-turn-async", draw(ASYNC), ASYNC, folder, shown)
-    compared = _compared("serq", LARGE, LARGE_VARIANTS, folder, shown)
-    tight = _compared("tight", TIGHT, TIGHT_VARIANTS, folder, shown)
     return _page(large, ahead, compared, tight)
 
 
@@ -149,7 +151,7 @@ def _page(large: Run, ahead: Run, compared: _Results, tight: _Results) -> str:
             f"Whole checks: {large.full_checks:,} and {ahead.full_checks:,}. Nothing fell.\n",
             "## Against serQ\n",
             f"pyserq {written.version} runs the same workload as a program "
-            f"(`kvproof/simulate/{'multi_turn.sq'}`): {means['turns']:,.0f} turns of "
+            f"(`kvproof/simulate/{PROGRAM}`): {means['turns']:,.0f} turns of "
             f"{written.arrivals:,} sessions, hit share {means['hit']:.3f}, mean prefill "
             f"{means['prefill_tokens']:.1f} tokens, mean time to first token "
             f"{means['ttft']:.4f} s, mean response {means['response']:.4f} s. What it drew is "
@@ -157,6 +159,7 @@ def _page(large: Run, ahead: Run, compared: _Results, tight: _Results) -> str:
             "steps (`kvproof simulate compare`). Times are equal when they are the same "
             "floating-point numbers.\n",
             markdown(COMPARISON_COLUMNS, [comparison_row(c) for *_, c in compared]),
+            markdown(MEANS_COLUMNS, [row for one in compared for row in means_rows(*one)]),
             f"And where memory is short ({TIGHT.pool:,} blocks, {TIGHT.rate:g} sessions a second, "
             f"{TIGHT.horizon:g} s; the real classes preempt "
             f"{', '.join(str(sum(r.preemptions for r in run.records)) for _, run, _ in tight)} "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from kvproof.simulate.comparison import Comparison
 from kvproof.simulate.real import Run
+from kvproof.simulate.serq import SerqRun
 from kvproof.simulate.summary import Figure, summarise
 
 Rows = list[tuple[str, ...]]
@@ -51,7 +52,7 @@ def totals_sentence(run: Run) -> str:
 def checks_sentence(run: Run) -> str:
     """Which checks were made how often."""
     return (
-        f"every step checked by what it changed, everything {run.full_checks:,} times, "
+        f"every step checked by what it changed; full checks: {run.full_checks:,}; "
         f"{'all held' if run.broken is None else f'broken: {run.broken}'}"
     )
 
@@ -87,6 +88,31 @@ def cause_rows(comparisons: Sequence[Comparison]) -> Rows:
         (comparison.variant, cause.value, f"{count:,}")
         for comparison in comparisons
         for cause, count in sorted(comparison.causes.items(), key=lambda item: -item[1])
+    ]
+
+
+MEANS_COLUMNS = ("program", "on", "hit share", "prefill", "first token", "response")
+
+
+def means_rows(serq: SerqRun, run: Run, comparison: Comparison) -> Rows:
+    """What each side has on average after the warm-up, for the same requests."""
+    means = serq.means
+    summary = summarise(run.records, run.settings.warmup)
+    _, prefill, ttft, response = (figure.mean for figure in summary.figures)
+    sides = (
+        ("serQ", means["hit"], means["prefill_tokens"], means["ttft"], means["response"]),
+        (f"vLLM {run.version}", summary.hit_share, prefill, ttft, response),
+    )
+    return [
+        (
+            comparison.variant,
+            side,
+            f"{hit:.5f}",
+            f"{tokens:.2f}",
+            f"{first * 1e3:.3f} ms",
+            f"{last * 1e3:.3f} ms",
+        )
+        for side, hit, tokens, first, last in sides
     ]
 
 

@@ -163,7 +163,8 @@ def _observed(report: Any) -> dict[tuple[int, int], Observed]:
         observed[key] = Observed(
             sent=new[key][0][0],
             prompt=prompt,
-            hit=prompt - prefill[key][0][1] if key in prefill else None,
+            # Hits are whole blocks; the difference of fractions has an error.
+            hit=round(prompt - prefill[key][0][1], 6) if key in prefill else None,
             waited=waited[key][0][1] if key in waited else None,
             ttft=ttft[key][0][1] if key in ttft else None,
             response=response[key][0][1] if key in response else None,
