@@ -123,6 +123,8 @@ class Monitor:
         requests = self._scheduler.requests
         for name in order:
             self._in_flight[name] -= scheduled[name]
+            if not self._in_flight[name]:
+                del self._in_flight[name]
             if name in requests:
                 if name in self._tables:
                     self._publish(name, self._manager.num_cached_block.get(name, 0))
@@ -131,6 +133,7 @@ class Monitor:
             elif name in self._waiting:
                 # A stale output ended it.
                 self._waiting.remove(name)
+                del self._sessions[name]
 
     def check_all(self) -> None:
         """Compare everything with the real state."""
@@ -320,6 +323,7 @@ class Monitor:
         for block in reversed(unpublished):
             self._free[block] = None
             self._free.move_to_end(block, last=False)
+        del self._sessions[name]
 
     # ---- everything
 
