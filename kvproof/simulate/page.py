@@ -142,7 +142,9 @@ def _page(large: Run, ahead: Run, compared: _Results, tight: _Results) -> str:
             f"{totals_sentence(large)}.\n",
             "`kvproof simulate multi-turn --depth 2`, asynchronous scheduling:\n",
             markdown(FIGURE_COLUMNS, figure_rows(ahead)),
-            f"{totals_sentence(ahead)}.\n",
+            f"{totals_sentence(ahead)}. Planning takes no time on this clock, so there is nothing "
+            "to hide behind a running step; what it costs is the step that is already planned "
+            "when an answer ends.\n",
             "Every step is checked by what it changed: budget, slots, order of admission and of "
             "eviction, victims, counters, the content of every block that is hit, written or "
             "published (a ghost device runs the steps), and every token that is delivered. Every "
@@ -159,8 +161,8 @@ def _page(large: Run, ahead: Run, compared: _Results, tight: _Results) -> str:
             "steps (`kvproof simulate compare`). Times are equal when they are the same "
             "floating-point numbers.\n",
             markdown(COMPARISON_COLUMNS, [comparison_row(c) for *_, c in compared]),
-            markdown(MEANS_COLUMNS, [row for one in compared for row in means_rows(*one)]),
-            f"And where memory is short ({TIGHT.pool:,} blocks, {TIGHT.rate:g} sessions a second, "
+            markdown(MEANS_COLUMNS, [row for one in compared for row in means_rows(*one)], 2),
+            f"And where memory is short ({TIGHT.pool:,} blocks, sessions at {TIGHT.rate:g} a second, "
             f"{TIGHT.horizon:g} s; the real classes preempt "
             f"{', '.join(str(sum(r.preemptions for r in run.records)) for _, run, _ in tight)} "
             "times):\n",
@@ -169,12 +171,12 @@ def _page(large: Run, ahead: Run, compared: _Results, tight: _Results) -> str:
             "- *whole*: the numbers of tokens that it draws are rounded up",
             "- *scheduled*: and requests are admitted where a step is planned (`admit via engine`)",
             "- *reserved*: and only if their whole prompt fits (`reserve (known)`)\n",
-            "So the two have the same scheduler but for two things, and with both said in the "
-            "program no request differs in anything. The differences by cause:\n",
+            "On these workloads the two schedulers differ in two things, and with both said in "
+            "the program no request differs in anything. The differences by cause:\n",
             "Plenty of memory:\n",
-            markdown(("program", "cause", "requests"), cause_rows([c for *_, c in compared])),
+            markdown(("program", "cause", "requests"), cause_rows([c for *_, c in compared]), 2),
             "Short of memory:\n",
-            markdown(("program", "cause", "requests"), cause_rows([c for *_, c in tight])),
+            markdown(("program", "cause", "requests"), cause_rows([c for *_, c in tight]), 2),
             *(f"- *{cause}*: {text}" for cause, text in EXPLAINED.items() if cause in causes),
             "",
             "## At the model's sizes\n",

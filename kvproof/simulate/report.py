@@ -116,11 +116,11 @@ def means_rows(serq: SerqRun, run: Run, comparison: Comparison) -> Rows:
     ]
 
 
-def markdown(columns: Sequence[str], rows: Rows) -> str:
-    """A Markdown table; what is not in the first column is a number."""
+def markdown(columns: Sequence[str], rows: Rows, words: int = 1) -> str:
+    """A Markdown table; the first columns are words, the others numbers."""
     lines = [
         "| " + " | ".join(columns) + " |",
-        "|---|" + "---:|" * (len(columns) - 1),
+        "|" + "---|" * words + "---:|" * (len(columns) - words),
         *("| " + " | ".join(row) + " |" for row in rows),
     ]
     return "\n".join(lines) + "\n"
