@@ -162,8 +162,8 @@ def _page(large: Run, ahead: Run, compared: _Results, tight: _Results) -> str:
             "floating-point numbers.\n",
             markdown(COMPARISON_COLUMNS, [comparison_row(c) for *_, c in compared]),
             markdown(MEANS_COLUMNS, [row for one in compared for row in means_rows(*one)], 2),
-            f"And where memory is short ({TIGHT.pool:,} blocks, sessions at {TIGHT.rate:g} a second, "
-            f"{TIGHT.horizon:g} s; the real classes preempt "
+            f"And where memory is short ({TIGHT.pool:,} blocks, sessions at {TIGHT.rate:g} a "
+            f"second, {TIGHT.horizon:g} s; the real classes preempt "
             f"{', '.join(str(sum(r.preemptions for r in run.records)) for _, run, _ in tight)} "
             "times):\n",
             markdown(COMPARISON_COLUMNS, [comparison_row(c) for *_, c in tight]),
