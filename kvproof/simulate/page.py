@@ -182,9 +182,9 @@ def _page(large: Run, ahead: Run, compared: _Results, tight: _Results) -> str:
             "## At the model's sizes\n",
             "`kvproof simulate lockstep` runs the workload, a sixteenth as large, on the model and "
             "on the real classes at once: 16 turns of several sessions an episode, contexts up to "
-            "512 tokens, pools of 32 to 255 blocks. After every call both sides' results and "
-            "observations must be equal, and every invariant is checked on the model. There an "
-            "answer ends by its `max_tokens`.",
+            "512 tokens, pools of 32 to 255 blocks of 4 to 16. After every call both sides' "
+            "results and observations must be equal, and every invariant is checked on the model. "
+            "There an answer ends by its `max_tokens`.",
             "",
         ]
     )

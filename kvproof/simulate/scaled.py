@@ -31,8 +31,7 @@ SCALE = 16
 """Tokens of the large workload for one of the small."""
 
 _ALPHABET = 200
-_BLOCK_SIZE = 16
-_SMALLEST_POOL = MAX_MODEL_LEN // _BLOCK_SIZE
+_BLOCK_SIZES = (4, 8, 16)
 _ROUNDS = 10_000
 
 
@@ -65,18 +64,22 @@ class Differs(Exception):
 
 
 def scaled(settings: Settings, seed: int) -> Settings:
-    """A small workload: sizes over SCALE, sessions shorter and closer, a pool of any size."""
+    """A small workload: sizes over SCALE, sessions shorter and closer, a pool of any size.
+
+    Answers are shrunk half as much, so that requests grow and preempt each other.
+    """
     low, high = settings.first_turn
+    block_size = _BLOCK_SIZES[seed % len(_BLOCK_SIZES)]
     return msgspec.structs.replace(
         settings,
         seed=seed,
-        rate=settings.rate * SCALE**2 * 8,
-        pool=_pool(seed),
-        block_size=_BLOCK_SIZE,
+        rate=settings.rate * SCALE**2 * 64,
+        pool=_pool(seed, MAX_MODEL_LEN // block_size),
+        block_size=block_size,
         budget=max(settings.budget // SCALE, settings.max_requests),
         first_turn=(low / SCALE, high / SCALE),
         mean_new=settings.mean_new / SCALE,
-        mean_out=settings.mean_out / SCALE,
+        mean_out=settings.mean_out / SCALE * 2,
         tool_time=settings.tool_time / SCALE**2,
         continue_probability=settings.continue_probability**5,
         horizon=60.0,
@@ -85,10 +88,9 @@ def scaled(settings: Settings, seed: int) -> Settings:
     )
 
 
-def _pool(seed: int) -> int:
+def _pool(seed: int, smallest: int) -> int:
     """Blocks: from what one request needs to what a record holds, more often few."""
-    more = MAX_BLOCKS - 1 - _SMALLEST_POOL
-    return _SMALLEST_POOL + int(more * Random(f"{seed} pool").random() ** 3)
+    return smallest + int((MAX_BLOCKS - 1 - smallest) * Random(f"{seed} pool").random() ** 3)
 
 
 def plan(settings: Settings) -> list[Session]:
