@@ -25,7 +25,8 @@ class Cause(StrEnum):
 
 EXPLAINED = {
     Cause.FRACTIONS: "serQ's program draws real numbers of tokens and serves them; a scheduler "
-    "gets them rounded up. With whole tokens in the program it is gone.",
+    "gets them rounded up. Nearly every request then differs a little, and no other cause can be "
+    "told apart. With whole tokens in the program it is gone.",
     Cause.LOOKUP: "In the program a request that arrives during a step looks its prefix up and "
     "takes its blocks at once. vLLM does so at the next step, after the running requests have got "
     "their new blocks, which may be the very blocks that it would have hit. Admitting where the "
