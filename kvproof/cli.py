@@ -42,6 +42,11 @@ from kvproof.progress_report import (
 from kvproof.progress_sweep import explanation as progress_explanation
 from kvproof.progress_sweep import progress_sweep
 from kvproof.render import render
+from kvproof.simulate.cli import app as simulate_app
+from kvproof.simulate.clock import Broken
+from kvproof.simulate.plot import MissingPlot
+from kvproof.simulate.serq import MissingSerq
+from kvproof.simulate.settings import SimulateError
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.symbolic.command import ProveOptions, UnknownName, run_prove
 from kvproof.symbolic.proofs import SECONDS
@@ -67,6 +72,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(simulate_app, name="simulate")
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
 
@@ -738,6 +744,12 @@ def main() -> None:
         NotNeeded,
         MissingEnvironment,
         DriverError,
+        SimulateError,
+        MissingSerq,
+        MissingPlot,
     ) as error:
         err.print(f"kvproof: {error}", markup=False)
         sys.exit(USAGE)
+    except Broken as broken:
+        err.print(f"kvproof: broken: {broken}", markup=False)
+        sys.exit(1)

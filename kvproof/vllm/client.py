@@ -31,12 +31,18 @@ class DriverError(RuntimeError):
 class Client:
     """A driver process of one vLLM release, `version`; a context manager.
 
+    `module` is what runs in it, if not the driver.
+
     `submit` sends a batch without waiting and `collect` takes the answers to the oldest one that
     is out, so that both processes can work at the same time. Batches and answers are described
     in kvproof/vllm/protocol.py.
     """
 
-    def __init__(self, version: str = environment.DEFAULT_VERSION) -> None:
+    def __init__(
+        self,
+        version: str = environment.DEFAULT_VERSION,
+        module: str = "kvproof.vllm.driver",
+    ) -> None:
         python = environment.find(version)
         if python is None:
             raise environment.MissingEnvironment(
@@ -48,7 +54,7 @@ class Client:
         answers, answers_of_driver = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [str(python), "-m", "kvproof.vllm.driver", str(answers_of_driver)],
+                [str(python), "-m", module, str(answers_of_driver)],
                 stdin=subprocess.PIPE,
                 stdout=self._said,
                 stderr=self._said,

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 from itertools import count as counting
@@ -153,7 +153,7 @@ def build_config(scope: dict[str, Any]) -> VllmConfig:
     return config
 
 
-def _build_scheduler(config: VllmConfig) -> Scheduler:
+def build_scheduler(config: VllmConfig) -> Scheduler:
     """The scheduler of a model with one kind of layer, full attention."""
     block_size = config.cache_config.block_size
     layer = FullAttentionSpec(
@@ -227,7 +227,7 @@ class Engine:
 
     def __init__(self, scope: dict[str, Any]) -> None:
         config = build_config(scope)
-        self.scheduler = _build_scheduler(config)
+        self.scheduler = build_scheduler(config)
         self._steps: deque[_Step] = deque()
         self._pool = self.scheduler.kv_cache_manager.block_pool
         (self._manager,) = self.scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -586,7 +586,7 @@ class Driver:
             result = getattr(self._engine, name)(*arguments)
             return [result, self._engine.observation()]
         except Exception as error:
-            where = _vllm_location(error)
+            where = vllm_location(error)
             if where is None:
                 raise
             self._broken = True
@@ -615,7 +615,7 @@ class Driver:
             self._engine.restore(saved)
 
 
-def _vllm_location(error: BaseException) -> str | None:
+def vllm_location(error: BaseException) -> str | None:
     """The innermost of vLLM's frames that the error went through, as "file.py:function"."""
     location = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -625,23 +625,31 @@ def _vllm_location(error: BaseException) -> str | None:
     return location
 
 
-def serve(batches: BinaryIO, answers: BinaryIO) -> None:
-    """Answer batches until their stream ends."""
-    driver = Driver()
+def serve(
+    batches: BinaryIO, answers: BinaryIO, answer: Callable[[list[Any]], Any] | None = None
+) -> None:
+    """Answer batches until their stream ends; operations go to a new Driver, or to `answer`."""
+    if answer is None:
+        answer = Driver().answer
     protocol.write_frame(answers, [vllm.__version__, list(GUARDS)])
     while (body := protocol.read_body(batches)) is not None:
-        protocol.write_frame(answers, [driver.answer(op) for op in protocol.decode(body)])
+        protocol.write_frame(answers, [answer(op) for op in protocol.decode(body)])
 
 
-def main() -> None:
-    """Serve standard input; the argument is the descriptor to answer on."""
+def serve_on(descriptor: int, answer: Callable[[list[Any]], Any] | None = None) -> None:
+    """Serve standard input, quietly, and answer on a descriptor."""
     # A reset that fails or a load that is lost is logged each time: noise here.
     logging.disable(logging.CRITICAL)
     # What the imports made lives as long as the process.
     gc.collect()
     gc.freeze()
-    with open(int(sys.argv[1]), "wb") as answers:
-        serve(sys.stdin.buffer, answers)
+    with open(descriptor, "wb") as answers:
+        serve(sys.stdin.buffer, answers, answer)
+
+
+def main() -> None:
+    """Serve standard input; the argument is the descriptor to answer on."""
+    serve_on(int(sys.argv[1]))
 
 
 if __name__ == "__main__":

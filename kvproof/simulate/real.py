@@ -1,0 +1,63 @@
+"""Runs sessions on the real classes: the simulation itself runs in vLLM's interpreter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from kvproof.simulate.clock import Broken, Record, Totals
+from kvproof.simulate.settings import Settings
+from kvproof.simulate.workload import Session
+from kvproof.vllm.client import Client
+from kvproof.vllm.environment import DEFAULT_VERSION
+
+MODULE = "kvproof.vllm.serving"
+_ROUNDS = 2000
+
+Progress = Callable[[float, float, int], None]
+"""Called with the simulated time, the horizon and the number of requests so far."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a simulation observed; `broken` is the invariant that ended it, if one did."""
+
+    settings: Settings
+    records: list[Record]
+    totals: Totals
+    full_checks: int
+    seconds: float
+    version: str
+    broken: Broken | None
+
+
+def run_on_vllm(
+    sessions: Sequence[Session],
+    settings: Settings,
+    *,
+    version: str = DEFAULT_VERSION,
+    progress: Progress | None = None,
+) -> Run:
+    """Serve sessions with vLLM's classes up to the horizon or the first broken invariant."""
+    started = time.perf_counter()
+    with Client(version, MODULE) as client:
+        client.run([["new", msgspec.to_builtins(settings), msgspec.to_builtins(sessions)]])
+        more = True
+        while more:
+            ((more, now, requests),) = client.run([["advance", _ROUNDS]])
+            if progress is not None:
+                progress(now, settings.horizon, requests)
+        (result,) = client.run([["result"]])
+    broken = result["broken"]
+    return Run(
+        settings=settings,
+        records=msgspec.convert(result["records"], list[Record]),
+        totals=msgspec.convert(result["totals"], Totals),
+        full_checks=result["full_checks"],
+        seconds=time.perf_counter() - started,
+        version=version,
+        broken=None if broken is None else Broken(*broken),
+    )
