@@ -10,7 +10,7 @@ from kvproof.symbolic import counters as lives
 from kvproof.symbolic.blocks import ALIVE, FINISHED, LANDED, NONE, PENDING, SENT, blocks
 from kvproof.symbolic.counters import counters
 from kvproof.symbolic.fence import DEFERRED, HELD, NOTHING, RETURNED, fence
-from kvproof.symbolic.relation import Operation, Term, every, name_of
+from kvproof.symbolic.relation import Operation, Term, every, is_flag, name_of
 from kvproof.symbolic.tie.blocks import BlocksTie
 from kvproof.symbolic.tie.calls import BudgetWorld
 from kvproof.symbolic.tie.counters import CountersTie
@@ -392,13 +392,16 @@ class CountersWorld(World):
             limit <= 10,
             field["max_tokens"] <= 10,
             k <= 3,
+            *(field[f"tokens{d}"] <= 10 for d in range(3)),
             field["published"] <= z3.If(computed > 0, computed, 0),
             z3.Implies(
                 z3.Not(z3.Or(life == lives.RUNNING, life == lives.LOADING)),
                 field["published"] <= computed,
             ),
             z3.Implies(life == lives.FINISHED, computed > 0),
-            *(field[f"tokens{d}"] <= 10 for d in range(3)),
+            # A finished request's counters are of no account, and as large as they please.
+            *(term <= 16 for term in field.values() if not is_flag(term)),
+            field["published"] <= tokens,
         ]
         name = operation.name
         if name == "admit":
