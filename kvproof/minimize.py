@@ -9,7 +9,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from kvproof.actions import Action, enabled_codes, name_action
+from kvproof.actions import Action, name_action
+from kvproof.answers import code_of
 from kvproof.check import Limits, check
 from kvproof.cuts import Cut, cuts, weight
 from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
@@ -259,16 +260,11 @@ def follow(
     state = compiled.initial()
     taken = []
     for action in actions:
-        enabled = [
-            (int(code), name_action(compiled, state, int(code)))
-            for code in enabled_codes(compiled, state)
-        ]
-        like = [(code, named) for code, named in enabled if _same_call(named, action)]
-        if not like:
+        code = code_of(compiled, state, action, nearest=True)
+        if code is None:
             continue
-        code, named = max(like, key=lambda pair: _agreement(pair[1], action))
+        taken.append(name_action(compiled, state, code))
         state, _report, mask = step(compiled, state, code)
-        taken.append(named)
         broken = _looked_at(names_of(mask), past)
         if broken:
             return tuple(taken), broken
@@ -301,21 +297,3 @@ def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[
 
 def _renumbered(values: Mapping[int, _T], number: Mapping[int, int]) -> dict[int, _T]:
     return {number[r]: value for r, value in values.items() if r in number}
-
-
-def _same_call(a: Action, b: Action) -> bool:
-    """Whether two actions are the same call but for what the device answers."""
-    return (a.do, a.request, a.failed_block, a.running, a.pause) == (
-        b.do,
-        b.request,
-        b.failed_block,
-        b.running,
-        b.pause,
-    )
-
-
-def _agreement(enabled: Action, wanted: Action) -> int:
-    """How many of the device's answers are the wanted ones."""
-    outcomes = sum(wanted.outcomes.get(r) == outcome for r, outcome in enabled.outcomes.items())
-    drafts = sum(wanted.drafts.get(r) == count for r, count in enabled.drafts.items())
-    return outcomes + drafts
