@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvproof.answers import max_calls
 from kvproof.system import Words
-from kvproof.trace import names_of
+from kvproof.trace import names_of, step
 from model import engine
 from model.compiled import Compiled
 from model.jit import kernel
@@ -32,6 +32,9 @@ _PRIME = 2_147_483_647
 _CURRENT, _NEXT, _TRIED, _ROWS = range(4)
 
 Seen = NDArray[np.int64]
+
+PEAKS = ("shared blocks", "steps in flight", "stale tokens")
+"""What is measured in every state; a walk keeps the most of each."""
 
 
 @kernel
@@ -142,7 +145,7 @@ def _rarest(rows, like, c, e, calls, n, seen, rng, scratch):
 
 @kernel
 def _walk(
-    rows, like, c, e, calls, codes, seen, rng, guided, looked_at, branches, scratch, kinds, peaks
+    rows, like, c, e, calls, codes, seen, rng, guided, branches, scratch, kinds, peaks
 ):
     """Walk from the state in row 0, which is moved along; returns the steps and what broke."""
     for step in range(len(codes)):
@@ -165,7 +168,6 @@ def _walk(
         broken |= invariants.check_state(after, c, e)
         _copy(rows, _NEXT, _CURRENT)
         _measure(at(like, rows, _CURRENT), c, peaks)
-        broken &= looked_at
         if broken:
             return step + 1, broken
     return len(codes), 0
@@ -173,7 +175,7 @@ def _walk(
 
 @kernel
 def _measure(s, c, peaks):
-    """The most blocks shared, steps in flight and stale tokens so far."""
+    """The most of each of PEAKS so far."""
     shared = 0
     stale = 0
     for b in range(1, c.num_blocks):
@@ -198,23 +200,15 @@ class Walker:
     """One run of a scope, walked in pieces; its state moves along.
 
     `seen` is what earlier runs saw, read only: a walk is a function of it, the scope and the seeds.
-    Invariants in `ignore` are not looked at. `actions`, `branches` and `tested` count what
-    occurred; `peaks` has the most shared blocks, steps in flight and stale tokens of any state.
+    `actions` and `branches` count what occurred, `peaks` has the most of each of PEAKS.
     """
 
-    def __init__(
-        self,
-        compiled: Compiled,
-        *,
-        seen: Seen | None = None,
-        ignore: frozenset[invariants.Id] = frozenset(),
-    ) -> None:
+    def __init__(self, compiled: Compiled, *, seen: Seen | None = None) -> None:
         self.compiled = compiled
         self.seen: Seen = np.zeros(FEATURES, np.int64) if seen is None else seen.copy()
         self.actions: NDArray[np.int64] = np.zeros(len(engine.Kind), np.int64)
         self.branches: NDArray[np.int64] = np.zeros(_BRANCHES, np.int64)
-        self.peaks: NDArray[np.int64] = np.zeros(3, np.int64)
-        self._looked_at = sum(1 << i for i in invariants.Id if i not in ignore)
+        self.peaks: NDArray[np.int64] = np.zeros(len(PEAKS), np.int64)
         self._like = compiled.state.new()
         self._report = compiled.new_report()
         self._rows: Words = np.zeros((_ROWS, compiled.state.words), np.uint64)
@@ -227,11 +221,14 @@ class Walker:
         """The state now; reading it only."""
         return at(self._like, self._rows, _CURRENT)
 
-    @property
-    def tested(self) -> NDArray[np.int32]:
-        """Times that each invariant was put to the test."""
-        counts: NDArray[np.int32] = self._report.tested[: len(invariants.Id)]
-        return counts
+    def take(self, code: int) -> tuple[str, ...]:
+        """Take one enabled action; returns the names of the invariants that it breaks."""
+        after, report, broken = step(self.compiled, self.state, code)
+        self._rows[_CURRENT] = after.row
+        self.actions[code % engine.KINDS] += 1
+        self.branches += report.branches
+        _measure(after, self.compiled.c, self.peaks)
+        return names_of(broken)
 
     def walk(self, steps: int, seed: int, *, guided: bool) -> Walked:
         """Go on by at most `steps` actions, to the first broken invariant or where none follows."""
@@ -247,10 +244,19 @@ class Walker:
             self.seen,
             rng,
             guided,
-            self._looked_at,
             self.branches,
             self._scratch,
             self.actions,
             self.peaks,
         )
         return Walked(tuple(codes[:taken].tolist()), names_of(int(broken)))
+
+    def report_to(
+        self, kinds: NDArray[np.int64], branches: NDArray[np.int64], peaks: NDArray[np.int64]
+    ) -> None:
+        """Move the counts on to others, and take over the peaks."""
+        kinds += self.actions
+        branches += self.branches
+        np.maximum(peaks, self.peaks, out=peaks)
+        self.actions[:] = 0
+        self.branches[:] = 0

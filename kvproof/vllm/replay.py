@@ -8,7 +8,7 @@ from typing import Any
 from kvproof.trace import Moment, Trace, replay
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
-from kvproof.vllm.lockstep import Expected, compare
+from kvproof.vllm.lockstep import compare, expect
 from model.compiled import compile_scope
 
 
@@ -38,13 +38,8 @@ def replay_on_vllm(trace: Trace, client: Client) -> Replay:
     for moment in moments:
         before, after, report = moment.before, moment.after, moment.report
         action = moment.action
-        expected = Expected(
-            codes=(),
-            result=observation.expected_result(compiled, before, after, action, report),
-            observation=observation.observe(compiled, after),
-            asserts=bool(after.assertion),
-        )
-        (answer,) = client.run([observation.operation(compiled, before, action, report)])
+        operation, expected = expect(compiled, before, after, action, report, ())
+        (answer,) = client.run([operation])
         fields = compare(expected, answer)
         if fields:
             return Replay(moment.number, fields, None, moments)

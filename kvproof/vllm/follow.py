@@ -1,0 +1,60 @@
+"""Random runs in lockstep: the model leads, the real classes follow, and every answer is compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvproof.actions import name_action
+from kvproof.trace import Trace, from_codes
+from kvproof.vllm import observation
+from kvproof.vllm.client import Client
+from kvproof.vllm.lockstep import Expected, compare, expect
+from kvproof.walk import Seen
+from kvproof.worlds import ModelWorld, Tally
+from model import engine
+from spec.scope import Scope
+
+
+class Difference(AssertionError):
+    """A run after whose last action the model and vLLM differ: field, model's value, vLLM's."""
+
+    def __init__(self, trace: Trace, fields: tuple[tuple[str, Any, Any], ...]) -> None:
+        super().__init__(
+            "; ".join(f"{name}: the model {ours}, vLLM {theirs}" for name, ours, theirs in fields)
+        )
+        self.trace = trace
+        self.fields = fields
+
+
+class LockstepWorld(ModelWorld):
+    """Runs of the model with every action taken by the real classes too."""
+
+    def __init__(
+        self, scope: Scope, tally: Tally, client: Client, seen: Seen | None = None
+    ) -> None:
+        super().__init__(scope, tally, seen)
+        self._client = client
+        self._at = self.compiled.initial()
+        self._followed: tuple[int, ...] = ()
+        client.run([["new", observation.scope_values(scope)]])
+
+    def compare(self, codes: tuple[int, ...]) -> None:
+        """Send the actions in one batch and compare what comes back."""
+        batch: list[list[Any]] = []
+        awaited: list[Expected] = []
+        for code in codes:
+            action = name_action(self.compiled, self._at, code)
+            before, after = self._at, self._at.copy()
+            report = self.compiled.new_report()
+            engine.apply(after, self.compiled.c, report, code)
+            self._followed += (code,)
+            operation, expected = expect(
+                self.compiled, before, after, action, report, self._followed
+            )
+            batch.append(operation)
+            awaited.append(expected)
+            self._at = after
+        for expected, answer in zip(awaited, self._client.run(batch), strict=True):
+            fields = compare(expected, answer)
+            if fields:
+                raise Difference(from_codes(self.compiled.scope, expected.codes), fields)
