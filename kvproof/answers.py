@@ -114,9 +114,7 @@ def _same_call(a: Action, b: Action) -> bool:
     )
 
 
-def _output_choice(
-    compiled: Compiled, state: Record, action: Action, nearest: bool
-) -> int | None:
+def _output_choice(compiled: Compiled, state: Record, action: Action, nearest: bool) -> int | None:
     answers = output_answers(compiled, state)
     choice, weight = 0, 1
     for r, ways in answers.items():
@@ -130,9 +128,7 @@ def _output_choice(
     return choice if nearest or named == action else None
 
 
-def _drafts_choice(
-    compiled: Compiled, state: Record, action: Action, nearest: bool
-) -> int | None:
+def _drafts_choice(compiled: Compiled, state: Record, action: Action, nearest: bool) -> int | None:
     most = compiled.scope.num_speculative_tokens
     drafting = np.flatnonzero(state.drafting).tolist()
     if not nearest and action.drafts.keys() != set(drafting):

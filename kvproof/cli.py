@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,12 +28,15 @@ from kvproof.itf import itf
 from kvproof.mermaid import mermaid
 from kvproof.minimize import minimize
 from kvproof.render import render
+from kvproof.runs import random_runs
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.trace import Trace, TraceError, load, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
+from kvproof.vllm.follow import Difference, opener
 from kvproof.vllm.lockstep import lockstep_scope
 from kvproof.vllm.replay import replay_on_vllm
+from kvproof.worlds import Violation
 from model.jit import compiling
 from spec.findings import FINDINGS
 from spec.invariants import INVARIANTS
@@ -476,6 +480,42 @@ def lockstep_command(
         ]
         print(json.dumps(rows, indent=1))
     raise typer.Exit(int(any(report.difference is not None for report in reports)))
+
+
+@app.command(name="random")
+def random_command(
+    on: Annotated[
+        Literal["model", "vllm", "lockstep"], typer.Option(help="What the runs move.")
+    ] = "model",
+    runs: Annotated[int, typer.Option(min=1, help="Runs, each of a scope of its own.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Most actions of a run.")] = 60,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal runs.")] = 0,
+    size: Annotated[
+        Literal["small", "medium", "large"] | None, typer.Option(help="All sizes if not given.")
+    ] = None,
+    plain: Annotated[bool, typer.Option(help="Prefer nothing.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write what goes wrong here.")] = None,
+    version: Annotated[str, typer.Option(help="Release of vLLM.")] = DEFAULT_VERSION,
+    force: Force = False,
+) -> None:
+    """Random runs over drawn scopes; exit code 1 at the first that breaks something or differs."""
+    started = time.perf_counter()
+    with (
+        _telling_of_compilation(),
+        nullcontext() if on == "model" else Client(version) as client,
+        _status_line() as show,
+    ):
+        world = opener(on, client)
+        try:
+            done = random_runs(
+                world, runs, steps=steps, seed=seed, size=size, guided=not plain, progress=show
+            )
+        except (Violation, Difference) as wrong:
+            if trace is not None:
+                save(wrong.trace, trace, force=force)
+            out.print(f"{wrong}\n{render(wrong.trace)}", markup=False)
+            raise typer.Exit(1) from None
+    out.print(f"{done.summary()}, {time.perf_counter() - started:.0f} s", markup=False)
 
 
 def _print_version(wanted: bool) -> None:

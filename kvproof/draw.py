@@ -102,6 +102,7 @@ def draw_scope(choose: Chooser, size: Size, name: str = "drawn") -> Scope:
     budget = choose.integer(least, least + 2 * length)
     loads = role in ("kv_consumer", "kv_both")
     failing = loads and choose.pick((False, False, True))
+    resets = (False, False, True, False, False) if loads else (False, True)
     requests = _draw_requests(choose, count, length, policy, role)
     scope = Scope(
         name=name,
@@ -124,7 +125,7 @@ def draw_scope(choose: Chooser, size: Size, name: str = "drawn") -> Scope:
         kv_load_failure_policy=choose.pick(("recompute", "fail")) if failing else "recompute",
         may_fail_loads=failing,
         may_reset=choose.pick((False, False, True)),
-        may_reset_running=choose.pick((False, False, True, False, False) if loads else (False, True)),
+        may_reset_running=choose.pick(resets),
         may_pause=choose.pick((False, False, False, True)),
         **mode,
     )
@@ -159,9 +160,7 @@ def _draw_requests(
     )
 
 
-def _draw_prompt(
-    choose: Chooser, stems: Sequence[tuple[int, ...]], length: int
-) -> tuple[int, ...]:
+def _draw_prompt(choose: Chooser, stems: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
     stem = choose.pick(stems)
     tokens = choose.integer(1, length - 1)
     repeated = stem * (tokens // len(stem) + 1)

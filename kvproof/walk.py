@@ -22,16 +22,12 @@ from model.record import Record, at
 from model.state import Branch, Load
 from spec import invariants
 
-FEATURES = 1 << 14
-"""Places of a table of how often each kind of transition was seen."""
-
 _BRANCHES = len(Branch)
+_FEATURES = 1 << 12
 _PLAIN_STOPS = 8
 _RARE = 4
 _PRIME = 2_147_483_647
 _CURRENT, _NEXT, _TRIED, _ROWS = range(4)
-
-Seen = NDArray[np.int64]
 
 PEAKS = ("shared blocks", "steps in flight", "stale tokens")
 """What is measured in every state; a walk keeps the most of each."""
@@ -144,20 +140,18 @@ def _rarest(rows, like, c, e, calls, n, seen, rng, scratch):
 
 
 @kernel
-def _walk(
-    rows, like, c, e, calls, codes, seen, rng, guided, branches, scratch, kinds, peaks
-):
+def _walk(rows, like, c, e, calls, codes, seen, rng, guided, branches, scratch, kinds, peaks):
     """Walk from the state in row 0, which is moved along; returns the steps and what broke."""
-    for step in range(len(codes)):
+    for k in range(len(codes)):
         before = at(like, rows, _CURRENT)
         n = engine.enabled_calls(before, c, calls)
         if n == 0:
-            return step, 0
+            return k, 0
         if guided:
             action = _rarest(rows, like, c, e, calls, n, seen, rng, scratch)
         else:
             action = _with_answers(before, c, calls[_draw(rng, n)], rng, False)
-        codes[step] = action
+        codes[k] = action
         kinds[engine.kind_of(action)] += 1
         _copy(rows, _CURRENT, _NEXT)
         after = at(like, rows, _NEXT)
@@ -169,7 +163,7 @@ def _walk(
         _copy(rows, _NEXT, _CURRENT)
         _measure(at(like, rows, _CURRENT), c, peaks)
         if broken:
-            return step + 1, broken
+            return k + 1, broken
     return len(codes), 0
 
 
@@ -199,13 +193,13 @@ class Walked:
 class Walker:
     """One run of a scope, walked in pieces; its state moves along.
 
-    `seen` is what earlier runs saw, read only: a walk is a function of it, the scope and the seeds.
-    `actions` and `branches` count what occurred, `peaks` has the most of each of PEAKS.
+    What was seen counts from the start of the run, so that a run is a function of its scope and
+    its seeds; `actions` and `branches` count what occurred, `peaks` has the most of each of PEAKS.
     """
 
-    def __init__(self, compiled: Compiled, *, seen: Seen | None = None) -> None:
+    def __init__(self, compiled: Compiled) -> None:
         self.compiled = compiled
-        self.seen: Seen = np.zeros(FEATURES, np.int64) if seen is None else seen.copy()
+        self._seen: NDArray[np.int64] = np.zeros(_FEATURES, np.int64)
         self.actions: NDArray[np.int64] = np.zeros(len(engine.Kind), np.int64)
         self.branches: NDArray[np.int64] = np.zeros(_BRANCHES, np.int64)
         self.peaks: NDArray[np.int64] = np.zeros(len(PEAKS), np.int64)
@@ -241,7 +235,7 @@ class Walker:
             self._report,
             self._calls,
             codes,
-            self.seen,
+            self._seen,
             rng,
             guided,
             self.branches,

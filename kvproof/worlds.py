@@ -18,7 +18,7 @@ from kvproof.draw import Chooser
 from kvproof.minimize import prevented
 from kvproof.sweep import explanation, place_of
 from kvproof.trace import Trace, from_codes
-from kvproof.walk import PEAKS, Seen, Walker
+from kvproof.walk import PEAKS, Walker
 from model import engine
 from model.compiled import Compiled, compile_scope
 from model.engine import Kind
@@ -61,6 +61,15 @@ class Tally:
             "evictions": int(branches[Branch.evicted_published]),
             **{name: int(peak) for name, peak in zip(PEAKS, self.peaks, strict=True)},
         }
+
+    def summary(self) -> str:
+        """In a line."""
+        most = ", ".join(f"{name} {value:,}" for name, value in self.targets().items())
+        found = ", ".join(f"{name} {times:,}" for name, times in self.findings.most_common())
+        return (
+            f"{self.runs:,} runs, {self.actions:,} actions; {most}; "
+            f"open findings met: {found or 'none'}"
+        )
 
     def add(self, other: Tally) -> None:
         """Take in what another tally counted."""
@@ -115,19 +124,19 @@ def judge(trace: Trace) -> str | None:
     """Why a broken invariant is no news: the open finding that it is, or that the rules which are
     off make no difference; None where it is news.
     """
-    if trace.scope.rules_off:
-        return None if prevented(trace) else NOT_PREVENTED
     finding = explanation(place_of(trace))
-    return None if finding is None else finding.id
+    if finding is not None:
+        return finding.id
+    return None if prevented(trace) else NOT_PREVENTED
 
 
 class ModelWorld:
     """Runs of the model alone, with every invariant after every action."""
 
-    def __init__(self, scope: Scope, tally: Tally, seen: Seen | None = None) -> None:
+    def __init__(self, scope: Scope, tally: Tally) -> None:
         self.compiled = compile_scope(scope)
         self.tally = tally
-        self._walker = Walker(self.compiled, seen=seen)
+        self._walker = Walker(self.compiled)
         self._codes: list[int] = []
         self.over = False
         tally.runs += 1

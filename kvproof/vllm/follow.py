@@ -1,16 +1,17 @@
-"""Random runs in lockstep: the model leads, the real classes follow, and every answer is compared."""
+"""Random runs in lockstep: the model leads, the real classes follow, answers are compared."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 from kvproof.actions import name_action
 from kvproof.trace import Trace, from_codes
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
 from kvproof.vllm.lockstep import Expected, compare, expect
-from kvproof.walk import Seen
-from kvproof.worlds import ModelWorld, Tally
+from kvproof.vllm.observed import ObservedWorld, RealClasses
+from kvproof.worlds import ModelWorld, Tally, World
 from model import engine
 from spec.scope import Scope
 
@@ -29,10 +30,8 @@ class Difference(AssertionError):
 class LockstepWorld(ModelWorld):
     """Runs of the model with every action taken by the real classes too."""
 
-    def __init__(
-        self, scope: Scope, tally: Tally, client: Client, seen: Seen | None = None
-    ) -> None:
-        super().__init__(scope, tally, seen)
+    def __init__(self, scope: Scope, tally: Tally, client: Client) -> None:
+        super().__init__(scope, tally)
         self._client = client
         self._at = self.compiled.initial()
         self._followed: tuple[int, ...] = ()
@@ -58,3 +57,15 @@ class LockstepWorld(ModelWorld):
             fields = compare(expected, answer)
             if fields:
                 raise Difference(from_codes(self.compiled.scope, expected.codes), fields)
+
+
+def opener(
+    on: Literal["model", "vllm", "lockstep"], client: Client | None
+) -> Callable[[Scope, Tally], World]:
+    """What opens a world on the model, on the real classes, or on both; these need a client."""
+    if on == "model":
+        return ModelWorld
+    assert client is not None, f"{on} needs a client"
+    if on == "vllm":
+        return lambda scope, tally: ObservedWorld(scope, tally, RealClasses(client))
+    return lambda scope, tally: LockstepWorld(scope, tally, client)

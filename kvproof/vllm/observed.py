@@ -8,6 +8,7 @@ it; the model's scheduler takes no part.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,8 @@ from spec import invariants, step_invariants
 from spec.invariants import Id
 from spec.scope import Scope
 from spec.verdicts import BROKEN
+
+Prefix = tuple[str, tuple[int, ...]]
 
 _SEEN_IN_STEPS = {
     Id.WrittenSlotsOwned: step_invariants.written_slots_owned,
@@ -84,7 +87,10 @@ _ENDS = {"stop": Status.FINISHED_STOPPED, "length": Status.FINISHED_LENGTH_CAPPE
 
 
 def fill(
-    compiled: Compiled, state: Record, seen: list[Any], codes: dict[tuple[str, tuple[int, ...]], int]
+    compiled: Compiled,
+    state: Record,
+    seen: list[Any],
+    codes: Mapping[Prefix, int],
 ) -> None:
     """Write an observation into a record; the ghost device's fields stay as they are.
 
@@ -253,7 +259,7 @@ class ObservedWorld:
         state.num_steps = d + 1
         state.step_len[d] = len(result["scheduled"])
         e.num_scheduled = len(result["scheduled"])
-        admitted = {r: 1 for r in result["new"]} | {r: 2 for r in result["resumed"]}
+        admitted = dict.fromkeys(result["new"], 1) | dict.fromkeys(result["resumed"], 2)
         for k, (r, tokens) in enumerate(result["scheduled"]):
             drafts = result["drafts"].get(r, 0)
             e.order[k] = state.step_order[d, k] = r + 1
@@ -271,9 +277,7 @@ class ObservedWorld:
             state.step_table[d, r, : len(table)] = table
         spent = int(sum(tokens for _, tokens in result["scheduled"]))
         e.token_budget = scope.token_budget - spent
-        e.input_budget = (
-            scope.max_num_batched_tokens - spent - scope.draft_slots * e.num_scheduled
-        )
+        e.input_budget = scope.max_num_batched_tokens - spent - scope.draft_slots * e.num_scheduled
         goes_round = state.num_steps < scope.depth and (
             e.num_scheduled > 0 or bool(scheduler.has_requests(state, c))
         )
