@@ -26,6 +26,9 @@ from spec.scope import (
 _T = TypeVar("_T")
 
 Size = Literal["small", "medium", "large"]
+Policy = Literal["fcfs", "priority"]
+Drafter = Literal["ngram", "eagle", "draft_model"]
+Role = Literal["kv_consumer", "kv_producer", "kv_both"] | None
 
 MAX_ANSWERS = 1 << 56
 """Bound on the answers to one step: an action is a number of 63 bits."""
@@ -83,9 +86,11 @@ def draw_scope(choose: Chooser, size: Size, name: str = "drawn") -> Scope:
     asynchronous = mode.get("async_scheduling", False)
     may_draft = asynchronous or mode.get("pipeline_parallel_size", 1) == 1
     drafts = choose.pick((0, 0, *range(1, MAX_DRAFTS + 1))) if may_draft else 0
-    method = choose.pick(("eagle", "draft_model") if asynchronous else ("ngram", "draft_model"))
-    role = choose.pick((None, None, "kv_consumer", "kv_both", "kv_producer"))
-    policy = choose.pick(("fcfs", "priority"))
+    method: Drafter = choose.pick(
+        ("eagle", "draft_model") if asynchronous else ("ngram", "draft_model")
+    )
+    role: Role = choose.pick((None, None, "kv_consumer", "kv_both", "kv_producer"))
+    policy: Policy = choose.pick(("fcfs", "priority"))
 
     length = choose.integer(3, most_tokens)
     block_size = choose.integer(1, min(largest_block, length))

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from kvproof.actions import Action, name_action
+from kvproof.actions import Action, max_actions, name_action
 from kvproof.answers import code_of
 from kvproof.check import Limits, check
 from kvproof.cuts import Cut, cuts, weight
@@ -21,6 +21,7 @@ from spec.scope import Scope
 _FIRST_STATES = 5_000_000
 _STATES = 20_000
 _LAST_STATES = 1_000_000
+_MOST_ACTIONS = 10_000
 _PROGRESS_SECONDS = 0.1
 _SUFFIX = "-minimal"
 
@@ -128,6 +129,8 @@ def _search(
     scope: Scope, wanted: frozenset[str], past: frozenset[Id], states: int
 ) -> _Witness | str:
     """A shortest violation, if it breaks a wanted invariant, or in a word what else was found."""
+    if max_actions(scope) > _MOST_ACTIONS:
+        return "bounded"
     done = check(scope, Limits(states=states), ignore=past)
     if done.result.reason == "interrupted":
         raise KeyboardInterrupt

@@ -106,6 +106,16 @@ def _feature(s, c, e, action, size):
 
 
 @kernel
+def _eagerness(kind):
+    """Arrivals crowd the pool, which is where things happen; aborts, resets and pauses empty it."""
+    if kind == engine.Kind.ADD:
+        return 2.0
+    if kind in (engine.Kind.ABORT, engine.Kind.RESET_PREFIX_CACHE, engine.Kind.SET_PAUSE_STATE):
+        return 0.2
+    return 1.0
+
+
+@kernel
 def _settle(e, branches):
     """Move the counts of the branches out of the report."""
     for b in range(_BRANCHES):
@@ -131,7 +141,7 @@ def _rarest(rows, like, c, e, calls, n, seen, rng, scratch):
         _copy(rows, _CURRENT, _TRIED)
         tried = at(like, rows, _TRIED)
         engine.apply(tried, c, e, action)
-        weight = 1.0 / (1.0 + seen[_feature(tried, c, e, action, len(seen))])
+        weight = _eagerness(kind) / (1.0 + seen[_feature(tried, c, e, action, len(seen))])
         _settle(e, scratch)
         total += weight
         if _draw(rng, _PRIME) * total < weight * _PRIME:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvproof.answers import enabled_calls, output_answers
 from kvproof.draw import Chooser
-from kvproof.minimize import prevented
+from kvproof.minimize import minimize, prevented
 from kvproof.sweep import explanation, place_of
 from kvproof.trace import Trace, from_codes
 from kvproof.walk import PEAKS, Walker
@@ -123,11 +123,18 @@ def draw_code(compiled: Compiled, state: Record, choose: Chooser) -> int | None:
 def judge(trace: Trace) -> str | None:
     """Why a broken invariant is no news: the open finding that it is, or that the rules which are
     off make no difference; None where it is news.
+
+    What its place does not explain may do so at its minimum, where nothing else has happened.
     """
     finding = explanation(place_of(trace))
     if finding is not None:
         return finding.id
-    return None if prevented(trace) else NOT_PREVENTED
+    if not prevented(trace):
+        return NOT_PREVENTED
+    if trace.scope.rules_off:
+        return None
+    finding = explanation(place_of(minimize(trace, trace.broken)))
+    return None if finding is None else finding.id
 
 
 class ModelWorld:

@@ -8,7 +8,7 @@ it; the model's scheduler takes no part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +31,7 @@ from spec.verdicts import BROKEN
 
 Prefix = tuple[str, tuple[int, ...]]
 
-_SEEN_IN_STEPS = {
+_SEEN_IN_STEPS: dict[Id, Callable[..., int]] = {
     Id.WrittenSlotsOwned: step_invariants.written_slots_owned,
     Id.LeastRecentlyFreed: step_invariants.least_recently_freed,
     Id.BudgetRespected: step_invariants.budget_respected,
@@ -198,12 +198,15 @@ class ObservedWorld:
             self._ended((Id.NoAssertion.name,), f"{action} raised {result}")
             return
         fill(self.compiled, state, seen, self._codes)
-        {
-            "schedule": self._scheduled,
-            "output": self._taken_in,
-            "drafts": self._proposed,
-            "reset_prefix_cache": self._reset,
-        }.get(action.do, self._nothing_more)(before, state, result)
+        if action.do == "schedule":
+            self._scheduled(before, state, result)
+        elif action.do == "output":
+            self._taken_in(before, state, result)
+        elif action.do == "drafts":
+            state.drafting[:] = 0
+            state.phase = int(Phase.TOP)
+        elif action.do == "reset_prefix_cache":
+            self._reset(before, state, result)
         device.forget_unreadable(state, c)
         self.state = state
         self._measure(state)
@@ -226,13 +229,6 @@ class ObservedWorld:
             device.transfer_lands(state, c, argument % requests, argument // requests - 1)
         elif kind == Kind.SENT:
             state.sending[argument] = 2
-
-    def _nothing_more(self, before: Record, state: Record, result: Any) -> None:
-        """All of it is in the observation."""
-
-    def _proposed(self, before: Record, state: Record, result: Any) -> None:
-        state.drafting[:] = 0
-        state.phase = int(Phase.TOP)
 
     def _reset(self, before: Record, state: Record, result: Any) -> None:
         self._report.reset_ok = -1 if result == "raised" else int(result)
