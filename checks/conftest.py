@@ -15,7 +15,7 @@ _LINES = pytest.StashKey[list[str]]()
 settings.register_profile(
     "ci",
     max_examples=120,
-    stateful_step_count=12,
+    stateful_step_count=8,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -20,6 +20,9 @@ from model.record import at
 from spec.rules import Rule
 from spec.scope import Scope
 
+_IN_HASHES = (Rule.hash_whole_prefix, Rule.hash_includes_salt)
+"""Rules that are not asked for at run time: they are in the tables of a compiled scope."""
+
 _ON, _OFF, _BEFORE, _ROWS = range(4)
 
 
@@ -48,7 +51,11 @@ def rules_reached(scope: Scope, codes: tuple[int, ...]) -> set[Rule]:
     reached = set()
     for rule in Rule:
         rows[_BEFORE] = compiled.initial().row
-        off = compile_scope(scope.with_rules_off(rule.name)).c
+        if rule in _IN_HASHES:
+            off = compile_scope(scope.with_rules_off(rule.name)).c
+        else:
+            off = compiled.c.copy()
+            off.rules[rule] = 0
         if _first_difference(rows, like, compiled.c, off, report, actions):
             reached.add(rule)
     return reached

@@ -38,7 +38,11 @@ class LockstepWorld(ModelWorld):
         client.run([["new", observation.scope_values(scope)]])
 
     def compare(self, codes: tuple[int, ...]) -> None:
-        """Send the actions in one batch and compare what comes back."""
+        """Send the actions and compare what comes back.
+
+        An output only makes sense to a scheduler that has planned its step alike: what follows a
+        schedule is sent when its answer is known to be equal.
+        """
         batch: list[list[Any]] = []
         awaited: list[Expected] = []
         for code in codes:
@@ -53,6 +57,12 @@ class LockstepWorld(ModelWorld):
             batch.append(operation)
             awaited.append(expected)
             self._at = after
+            if action.do == "schedule":
+                self._exchange(batch, awaited)
+                batch, awaited = [], []
+        self._exchange(batch, awaited)
+
+    def _exchange(self, batch: list[list[Any]], awaited: list[Expected]) -> None:
         for expected, answer in zip(awaited, self._client.run(batch), strict=True):
             fields = compare(expected, answer)
             if fields:
