@@ -33,7 +33,7 @@ from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.trace import Trace, TraceError, load, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
-from kvproof.vllm.follow import Difference, opener
+from kvproof.vllm.follow import MOST_REQUESTS, Difference, opener
 from kvproof.vllm.lockstep import lockstep_scope
 from kvproof.vllm.replay import replay_on_vllm
 from kvproof.worlds import Violation
@@ -41,7 +41,7 @@ from model.jit import compiling
 from spec.findings import FINDINGS
 from spec.invariants import INVARIANTS
 from spec.rules import RULES
-from spec.scope import Scope, ScopeError, load_scope
+from spec.scope import MAX_REQUESTS, Scope, ScopeError, load_scope
 from spec.scopes import LOCKSTEP, SCOPES
 
 USAGE = 2
@@ -365,9 +365,15 @@ def _replay_json(trace: Trace) -> list[dict[str, Any]]:
 
 @app.command(name="replay")
 def replay_command(
-    file: Annotated[Path, typer.Argument(help="A trace file.")], as_json: Json = False
+    file: Annotated[Path, typer.Argument(help="A trace file.")],
+    as_json: Json = False,
+    vllm: Annotated[bool, typer.Option(help="Run it on the real classes too.")] = False,
+    version: Annotated[str, typer.Option(help="Release of vLLM.")] = DEFAULT_VERSION,
 ) -> None:
-    """Run a trace on the model and show each action; exit code 1 if an invariant is broken."""
+    """Run a trace on the model and show each action; exit code 1 if an invariant is broken.
+
+    With --vllm also where the real classes do something else.
+    """
     trace = load(file)
     with _telling_of_compilation():
         moments = list(replay(trace))
@@ -379,7 +385,16 @@ def replay_command(
     missing = set(trace.broken) - set(broken)
     if missing:
         err.print(f"[yellow]the trace names {', '.join(sorted(missing))}: not broken here[/yellow]")
-    raise typer.Exit(1 if broken else 0)
+    differs = False
+    if vllm:
+        with Client(version) as client:
+            answer = replay_on_vllm(trace, client)
+        differs = not answer.agrees
+        told = f"raises {answer.error}" if answer.error else "does the same"
+        err.print(f"vLLM {version} {told}" if not differs else f"action {answer.differs_at}:")
+        for field, model, real in answer.fields:
+            err.print(f"  {field}\n    model {model}\n    vLLM  {real}", markup=False)
+    raise typer.Exit(1 if broken or differs else 0)
 
 
 @app.command(name="minimize")
@@ -508,7 +523,14 @@ def random_command(
         world = opener(on, client)
         try:
             done = random_runs(
-                world, runs, steps=steps, seed=seed, size=size, guided=not plain, progress=show
+                world,
+                runs,
+                steps=steps,
+                seed=seed,
+                size=size,
+                guided=not plain,
+                most_requests=MOST_REQUESTS if on == "lockstep" else MAX_REQUESTS,
+                progress=show,
             )
         except (Violation, Difference) as wrong:
             if trace is not None:

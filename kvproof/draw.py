@@ -79,9 +79,11 @@ _MODES: tuple[dict[str, Any], ...] = (
 )
 
 
-def draw_scope(choose: Chooser, size: Size, name: str = "drawn") -> Scope:
+def draw_scope(
+    choose: Chooser, size: Size, name: str = "drawn", *, most_requests: int = MAX_REQUESTS
+) -> Scope:
     """A scope within the bounds of a size, with any of the features that go together."""
-    most_requests, most_tokens, largest_block, spare_blocks = _BOUNDS[size]
+    requests_of_size, most_tokens, largest_block, spare_blocks = _BOUNDS[size]
     mode = choose.pick(_MODES)
     asynchronous = mode.get("async_scheduling", False)
     may_draft = asynchronous or mode.get("pipeline_parallel_size", 1) == 1
@@ -99,7 +101,7 @@ def draw_scope(choose: Chooser, size: Size, name: str = "drawn") -> Scope:
     if blocks - 1 < table:  # the longest sequences need larger blocks
         block_size = -(-length // (MAX_BLOCKS - 1))
         blocks = MAX_BLOCKS
-    count = choose.integer(1 if size == "small" else 2, most_requests)
+    count = choose.integer(1 if size == "small" else 2, min(requests_of_size, most_requests))
     cap = choose.integer(1, count)
     draft_slots = int(drafts > 0 and method == "draft_model")
     chunked = choose.pick((True, True, True, False))

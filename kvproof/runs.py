@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 from kvproof.draw import Chooser, RandomChooser, Size, draw_scope
 from kvproof.worlds import Tally, World
-from spec.scope import Scope
+from spec.scope import MAX_REQUESTS, Scope
 
 SIZES: tuple[Size, ...] = ("small",) * 6 + ("medium",) * 3 + ("large",)
 """Sizes of scopes as often as they are drawn."""
 
 
-def draw_run(choose: Chooser, size: Size | None, name: str) -> Scope:
+def draw_run(
+    choose: Chooser, size: Size | None, name: str, most_requests: int = MAX_REQUESTS
+) -> Scope:
     """The scope of a run; its size is drawn too where none is given."""
-    return draw_scope(choose, choose.pick(SIZES) if size is None else size, name)
+    chosen = choose.pick(SIZES) if size is None else size
+    return draw_scope(choose, chosen, name, most_requests=most_requests)
 
 
 def random_runs(
@@ -25,6 +28,7 @@ def random_runs(
     seed: int = 0,
     size: Size | None = None,
     guided: bool = True,
+    most_requests: int = MAX_REQUESTS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tally:
     """Run so many drawn scopes for at most `steps` actions each; Ctrl-C ends it with what is done.
@@ -35,7 +39,7 @@ def random_runs(
     try:
         for i in range(runs):
             choose = RandomChooser(f"{seed}-{i}")
-            scope = draw_run(choose, size, f"random-{seed}-{i}")
+            scope = draw_run(choose, size, f"random-{seed}-{i}", most_requests)
             world = open_world(scope, tally)
             world.burst(steps, choose.integer(0, (1 << 30) - 1), guided=guided)
             if progress is not None:

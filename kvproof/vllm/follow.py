@@ -15,6 +15,9 @@ from kvproof.worlds import ModelWorld, Tally, World
 from model import engine
 from spec.scope import Scope
 
+MOST_REQUESTS = 8
+"""vLLM frees some requests in the order of a set of ids; so many ids stand in it in their order."""
+
 
 class Difference(AssertionError):
     """A run after whose last action the model and vLLM differ: field, model's value, vLLM's."""
