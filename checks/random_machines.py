@@ -34,7 +34,7 @@ from kvproof.runs import SIZES
 from kvproof.trace import Trace, TraceError, dumps, save
 from kvproof.vllm.follow import Difference
 from kvproof.worlds import Tally, Violation, World, draw_code
-from spec.scope import Scope
+from spec.scope import MAX_REQUESTS, Scope
 
 _T = TypeVar("_T")
 
@@ -70,6 +70,7 @@ class Hunt:
     sizes: tuple[Size, ...] = SIZES
     rules_off: tuple[str, ...] = ()
     guided: bool = True
+    most_requests: int = MAX_REQUESTS
     tally: Tally = field(default_factory=Tally)
     examples: int = 0
     failed: bool = False
@@ -85,7 +86,7 @@ def machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
             choose: Chooser = Drawn(data)
             if data.draw(st.booleans(), label="scope from a seed"):
                 choose = RandomChooser(choose.integer(0, (1 << 30) - 1))
-            scope = draw_scope(choose, choose.pick(hunt.sizes))
+            scope = draw_scope(choose, choose.pick(hunt.sizes), most_requests=hunt.most_requests)
             self.scope = scope.with_rules_off(*hunt.rules_off)
             self.seen = Tally()
             self.world = hunt.open_world(self.scope, self.seen)

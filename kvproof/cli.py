@@ -33,7 +33,7 @@ from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
 from kvproof.trace import Trace, TraceError, load, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
-from kvproof.vllm.follow import MOST_REQUESTS, Difference, opener
+from kvproof.vllm.follow import MOST_REQUESTS, Difference, On, opener
 from kvproof.vllm.lockstep import lockstep_scope
 from kvproof.vllm.replay import replay_on_vllm
 from kvproof.worlds import Violation
@@ -499,9 +499,7 @@ def lockstep_command(
 
 @app.command(name="random")
 def random_command(
-    on: Annotated[
-        Literal["model", "vllm", "lockstep"], typer.Option(help="What the runs move.")
-    ] = "model",
+    on: Annotated[On, typer.Option(help="What the runs move.")] = "model",
     runs: Annotated[int, typer.Option(min=1, help="Runs, each of a scope of its own.")] = 1000,
     steps: Annotated[int, typer.Option(min=1, help="Most actions of a run.")] = 60,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal runs.")] = 0,

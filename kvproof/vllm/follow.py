@@ -15,6 +15,7 @@ from kvproof.worlds import ModelWorld, Tally, World
 from model import engine
 from spec.scope import Scope
 
+On = Literal["model", "vllm", "lockstep"]
 MOST_REQUESTS = 8
 """vLLM frees some requests in the order of a set of ids; so many ids stand in it in their order."""
 
@@ -72,9 +73,7 @@ class LockstepWorld(ModelWorld):
                 raise Difference(from_codes(self.compiled.scope, expected.codes), fields)
 
 
-def opener(
-    on: Literal["model", "vllm", "lockstep"], client: Client | None
-) -> Callable[[Scope, Tally], World]:
+def opener(on: On, client: Client | None) -> Callable[[Scope, Tally], World]:
     """What opens a world on the model, on the real classes, or on both; these need a client."""
     if on == "model":
         return ModelWorld
