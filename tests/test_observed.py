@@ -40,11 +40,9 @@ def test_what_is_observed_of_the_model_is_the_models_own_state(seed: int) -> Non
         "reserve_lookahead",
         "keep_published_longest",
         "clear_hashes_on_reset",
-        "drop_victim_from_step",
         "hold_blocks_until_sent",
         "respect_token_budget",
         "wait_for_remote_load",
-        "drain_stale_outputs",
     ],
 )
 def test_what_goes_wrong_without_a_rule_is_seen_from_outside(rule: str) -> None:

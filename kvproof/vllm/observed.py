@@ -23,7 +23,7 @@ from model import connector, device, engine, scheduler
 from model.compiled import Compiled, compile_scope
 from model.engine import Kind
 from model.record import Record
-from model.state import Load, Phase, Status
+from model.state import Branch, Load, Phase, Status
 from spec import invariants, step_invariants
 from spec.invariants import Id
 from spec.scope import Scope
@@ -233,10 +233,12 @@ class ObservedWorld:
     def _reset(self, before: Record, state: Record, result: Any) -> None:
         self._report.reset_ok = -1 if result == "raised" else int(result)
         if self._actions[-1].running:
-            self._preempted(state, (before.running[: before.num_running] - 1).tolist())
+            running = (before.running[: before.num_running] - 1).tolist()
+            self._preempted(state, running, Branch.reset_preempted)
 
-    def _preempted(self, state: Record, victims: Any) -> None:
+    def _preempted(self, state: Record, victims: list[int], how: Branch) -> None:
         """Steps in flight of a victim are from before its preemption."""
+        self.tally.branches[how] += len(victims)
         for r in victims:
             for d in range(state.num_steps):
                 state.step_stale[d, r] += int(state.step_tokens[d, r] > 0)
@@ -245,12 +247,14 @@ class ObservedWorld:
         """Put the step of a SchedulerOutput in flight."""
         c, e, scope = self.compiled.c, self._report, self.compiled.scope
         victims = [r for r in result["preempted"] if not before.preempted_note[r]]
-        self._preempted(state, victims)
+        self._preempted(state, victims, Branch.preempted_other)
         e.num_victims = len(victims)
         for k, r in enumerate(victims):
             e.victims[k] = r + 1
         for r, start, tokens, is_async, blocks in result["loads"]:
             self._load(state, r, start, tokens, is_async, blocks)
+        evicted = (before.block_hash != 0) & (state.block_hash != before.block_hash)
+        self.tally.branches[Branch.evicted_published] += int(evicted.sum())
         d = state.num_steps
         state.num_steps = d + 1
         state.step_len[d] = len(result["scheduled"])
