@@ -15,7 +15,8 @@ from kvproof.coverage import states_reached
 from kvproof.minimize import follow
 from kvproof.runs import random_runs
 from kvproof.trace import load, replay
-from kvproof.vllm.follow import MOST_REQUESTS, On, opener
+from kvproof.vllm.client import Client
+from kvproof.vllm.follow import MOST_REQUESTS, Difference, On, opener
 from kvproof.vllm.replay import replay_on_vllm
 from kvproof.worlds import ModelWorld, Violation
 from spec.rules import Rule
@@ -84,6 +85,15 @@ def test_a_guided_walk_meets_more_states_and_the_page_says_so(name: str) -> None
         for guided in (False, True)
     )
     assert guided > 1.2 * plain
+
+
+def test_lockstep_tells_the_real_classes_from_a_model_without_a_rule(vllm: Client) -> None:
+    hunt = Hunt(
+        opener("lockstep", vllm), rules_off=("free_tail_first",), most_requests=MOST_REQUESTS
+    )
+    wrong = run(hunt, settings(examples(1), verbosity=Verbosity.quiet), 0)
+    assert isinstance(wrong, Difference)
+    assert "free" in {name for name, _model, _real in wrong.fields}
 
 
 def test_equal_seeds_give_equal_runs() -> None:

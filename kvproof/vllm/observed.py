@@ -327,13 +327,15 @@ class ObservedWorld:
         state.phase = int(Phase.DRAFTS if drafts_follow else Phase.TOP)
 
     def _is_next(self, before: Record, r: int, tokens: list[int]) -> bool:
-        """Whether the delivered tokens are the request's next ones, up to a stop at their end."""
+        """Whether the delivered tokens are the request's next ones, up to a stop or a limit."""
         first = int(before.num_tokens[r])
         line = list(self.compiled.tokens[r][first : first + len(tokens)])
         if tokens[-1] == protocol.STOP_TOKEN:
             line[-1] = protocol.STOP_TOKEN
+        request, scope = self.compiled.scope.requests[r], self.compiled.scope
+        limit = min(len(request.prompt) + request.max_tokens, scope.max_model_len)
         alive = Status.ABSENT < before.status[r] <= Status.PREEMPTED
-        return bool(alive) and tokens == line
+        return bool(alive) and tokens == line and first + len(tokens) <= limit
 
     def _measure(self, state: Record) -> None:
         peaks = (
