@@ -5,11 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvproof.vllm import environment
 from kvproof.vllm.client import Client
 
 _LINES = pytest.StashKey[list[str]]()
+
+settings.register_profile(
+    "ci",
+    max_examples=120,
+    stateful_step_count=8,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+)
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=30_000)
+settings.register_profile("soak", settings.get_profile("ci"), max_examples=1 << 60)
+settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--save-failing-runs",
+        action="store_true",
+        help="save what random runs find under counterexamples/random/, as a pinned regression",
+    )
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def _drafts_choices(scope: Scope) -> int:
     return int((scope.num_speculative_tokens + 1) ** min(len(scope.requests), scope.max_num_seqs))
 
 
-def _output_choices(scope: Scope) -> int:
+def output_choices(scope: Scope) -> int:
     """Bound on the outputs of one step: acceptances with their stops, times failed loads."""
     total = 1
     table = -(-scope.max_model_len // scope.block_size)
@@ -149,4 +149,4 @@ def max_actions(scope: Scope) -> int:
     requests = len(scope.requests)
     table = -(-scope.max_model_len // scope.block_size)
     transfers = requests * (2 + table) if scope.kv_role is not None else 0
-    return 2 * requests + max(_output_choices(scope), _drafts_choices(scope)) + transfers + 6
+    return 2 * requests + max(output_choices(scope), _drafts_choices(scope)) + transfers + 6

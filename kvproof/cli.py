@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
@@ -42,6 +43,7 @@ from kvproof.progress_report import (
 from kvproof.progress_sweep import explanation as progress_explanation
 from kvproof.progress_sweep import progress_sweep
 from kvproof.render import render
+from kvproof.runs import random_runs
 from kvproof.simulate.cli import app as simulate_app
 from kvproof.simulate.clock import Broken
 from kvproof.simulate.plot import MissingPlot
@@ -54,14 +56,16 @@ from kvproof.trace import Trace, TraceError, load, passed_over, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
 from kvproof.vllm.export import export_test
+from kvproof.vllm.follow import MOST_REQUESTS, Difference, On, opener
 from kvproof.vllm.lockstep import lockstep_scope
 from kvproof.vllm.loops import go_round
 from kvproof.vllm.replay import Replay, replay_on_vllm
+from kvproof.worlds import Violation
 from model.jit import compiling
 from spec.findings import FINDINGS
 from spec.invariants import INVARIANTS, Id
 from spec.rules import RULES
-from spec.scope import Scope, ScopeError, load_scope
+from spec.scope import MAX_REQUESTS, Scope, ScopeError, load_scope
 from spec.scopes import LOCKSTEP, SCOPES
 
 USAGE = 2
@@ -714,6 +718,47 @@ def lockstep_command(
         ]
         print(json.dumps(rows, indent=1))
     raise typer.Exit(int(any(report.difference is not None for report in reports)))
+
+
+@app.command(name="random")
+def random_command(
+    on: Annotated[On, typer.Option(help="What the runs move.")] = "model",
+    runs: Annotated[int, typer.Option(min=1, help="Runs, each of a scope of its own.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Most actions of a run.")] = 60,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal runs.")] = 0,
+    size: Annotated[
+        Literal["small", "medium", "large"] | None, typer.Option(help="All sizes if not given.")
+    ] = None,
+    plain: Annotated[bool, typer.Option(help="Prefer nothing.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write what goes wrong here.")] = None,
+    version: Annotated[str, typer.Option(help="Release of vLLM.")] = DEFAULT_VERSION,
+    force: Force = False,
+) -> None:
+    """Random runs over drawn scopes; exit code 1 at the first that breaks something or differs."""
+    started = time.perf_counter()
+    with (
+        _telling_of_compilation(),
+        nullcontext() if on == "model" else Client(version) as client,
+        _status_line() as show,
+    ):
+        world = opener(on, client)
+        try:
+            done = random_runs(
+                world,
+                runs,
+                steps=steps,
+                seed=seed,
+                size=size,
+                guided=not plain,
+                most_requests=MOST_REQUESTS if on == "lockstep" else MAX_REQUESTS,
+                progress=show,
+            )
+        except (Violation, Difference) as wrong:
+            if trace is not None:
+                save(wrong.trace, trace, force=force)
+            out.print(f"{wrong}\n{render(wrong.trace)}", markup=False)
+            raise typer.Exit(1) from None
+    out.print(f"{done.summary()}, {time.perf_counter() - started:.0f} s", markup=False)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,7 +9,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from kvproof.actions import Action, enabled_codes, name_action
+from kvproof.actions import Action, max_actions, name_action
+from kvproof.answers import code_of
 from kvproof.check import Limits, check
 from kvproof.collect import collect
 from kvproof.cuts import Cut, cuts, weight
@@ -23,6 +24,7 @@ from spec.scope import Scope
 _FIRST_STATES = 5_000_000
 _STATES = 20_000
 _LAST_STATES = 1_000_000
+_MOST_ACTIONS = 10_000
 _PROGRESS_SECONDS = 0.1
 _SUFFIX = "-minimal"
 
@@ -132,6 +134,8 @@ def _search(
     scope: Scope, wanted: frozenset[str], past: frozenset[Id], states: int
 ) -> _Witness | str:
     """A shortest violation, if it breaks a wanted invariant, or in a word what else was found."""
+    if max_actions(scope) > _MOST_ACTIONS:
+        return "bounded"
     done = check(scope, Limits(states=states), ignore=past)
     if done.result.reason == "interrupted":
         raise KeyboardInterrupt
@@ -285,16 +289,11 @@ def follow(
     state = compiled.initial()
     taken = []
     for action in actions:
-        enabled = [
-            (int(code), name_action(compiled, state, int(code)))
-            for code in enabled_codes(compiled, state)
-        ]
-        like = [(code, named) for code, named in enabled if _same_call(named, action)]
-        if not like:
+        code = code_of(compiled, state, action, nearest=True)
+        if code is None:
             continue
-        code, named = max(like, key=lambda pair: _agreement(pair[1], action))
+        taken.append(name_action(compiled, state, code))
         state, _report, mask = step(compiled, state, code)
-        taken.append(named)
         broken = _looked_at(names_of(mask), past)
         if broken:
             return tuple(taken), broken
@@ -343,21 +342,3 @@ def _way_of_falling(trace: Trace) -> tuple[object, ...]:
             if branch.name.startswith("waiting_") and last.report.branches[branch]
         )
     return last.action.do, int(last.after.assertion), ways_out
-
-
-def _same_call(a: Action, b: Action) -> bool:
-    """Whether two actions are the same call but for what the device answers."""
-    return (a.do, a.request, a.failed_block, a.running, a.pause) == (
-        b.do,
-        b.request,
-        b.failed_block,
-        b.running,
-        b.pause,
-    )
-
-
-def _agreement(enabled: Action, wanted: Action) -> int:
-    """How many of the device's answers are the wanted ones."""
-    outcomes = sum(wanted.outcomes.get(r) == outcome for r, outcome in enabled.outcomes.items())
-    drafts = sum(wanted.drafts.get(r) == count for r, count in enabled.drafts.items())
-    return outcomes + drafts

@@ -11,7 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from kvproof import __version__
-from kvproof.actions import Action, enabled_codes, name_action
+from kvproof.actions import Action, name_action
+from kvproof.answers import code_of, enabled_calls
 from model import engine
 from model.compiled import Compiled, compile_scope
 from model.record import Record
@@ -72,13 +73,14 @@ def names_of(mask: int) -> tuple[str, ...]:
 
 def find_code(compiled: Compiled, state: Record, action: Action, number: int) -> int:
     """The code of a named action in a state; TraceError where it is not enabled."""
-    codes = [int(code) for code in enabled_codes(compiled, state)]
-    enabled = [(code, name_action(compiled, state, code)) for code in codes]
-    for code, named in enabled:
-        if named == action:
-            return code
-    listed = "; ".join(str(named) for _code, named in enabled[:12])
+    code = code_of(compiled, state, action)
+    if code is not None:
+        return code
+    enabled = [name_action(compiled, state, other) for other in enabled_calls(compiled, state)]
+    listed = "; ".join(map(str, enabled[:12]))
     more = f" and {len(enabled) - 12} more" if len(enabled) > 12 else ""
+    if any(named.do in ("output", "drafts") for named in enabled):
+        more += " (with any answers that the device can give)"
     raise TraceError(
         f"action {number} ({action}) is not enabled; enabled there: {listed or 'nothing'}{more}"
     )

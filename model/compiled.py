@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -53,8 +54,9 @@ def _continued(prompt: tuple[int, ...], length: int, alphabet: int) -> tuple[int
     return tuple(tokens)
 
 
+@lru_cache(maxsize=16)
 def compile_scope(scope: Scope) -> Compiled:
-    """Number the prefixes that can occur and lay out the records."""
+    """Number the prefixes that can occur and lay out the records; equal scopes share the result."""
     length = scope.max_model_len + (scope.num_speculative_tokens + 1) * (scope.depth + 1) + 2
     tokens = [_continued(request.prompt, length, scope.alphabet) for request in scope.requests]
 

@@ -70,7 +70,7 @@ def _room(s, c, r):
 
 
 @kernel
-def _load_choices(s, c, r):
+def num_load_choices(s, c, r):
     """Ways a synchronous load of the oldest step may end: whole, or one block fails."""
     if not c.may_fail_loads or s.step_load_tokens[0, r] == 0:
         return 1
@@ -80,7 +80,7 @@ def _load_choices(s, c, r):
 
 
 @kernel
-def _stop_choices(s, c, r, accepted):
+def num_stop_choices(s, c, r, accepted):
     """Places of a stop among the sampled tokens, none included; a token at a limit ends anyway."""
     if not c.may_stop[r]:
         return 1
@@ -88,13 +88,13 @@ def _stop_choices(s, c, r, accepted):
 
 
 @kernel
-def _sample_choices(s, c, r):
+def num_sample_choices(s, c, r):
     """Ways the device may answer for one request: drafts accepted, and where a stop stands."""
     if not s.step_samples[0, r] or not _is_used(s, r, 0):
         return 1
     total = 0
     for accepted in range(s.step_acceptable[0, r] + 1):
-        total += _stop_choices(s, c, r, accepted)
+        total += num_stop_choices(s, c, r, accepted)
     return total
 
 
@@ -104,7 +104,7 @@ def num_output_choices(s, c):
     total = 1
     for k in range(s.step_len[0]):
         r = s.step_order[0, k] - 1
-        total *= _sample_choices(s, c, r) * _load_choices(s, c, r)
+        total *= num_sample_choices(s, c, r) * num_load_choices(s, c, r)
     return total
 
 
@@ -113,17 +113,17 @@ def decode_output(s, c, e, choice):
     """Spread the argument of an output into e.accepted, e.stop_at and e.load_fails."""
     for k in range(s.step_len[0]):
         r = s.step_order[0, k] - 1
-        ways = _load_choices(s, c, r)
+        ways = num_load_choices(s, c, r)
         e.load_fails[r] = 0
         if choice % ways > 0:
             e.load_fails[r] = choice % ways + s.step_load_start[0, r] // c.block_size
         choice //= ways
-        ways = _sample_choices(s, c, r)
+        ways = num_sample_choices(s, c, r)
         rest = choice % ways
         choice //= ways
         accepted = 0
-        while rest >= _stop_choices(s, c, r, accepted) and ways > 1:
-            rest -= _stop_choices(s, c, r, accepted)
+        while rest >= num_stop_choices(s, c, r, accepted) and ways > 1:
+            rest -= num_stop_choices(s, c, r, accepted)
             accepted += 1
         e.accepted[r] = accepted
         e.stop_at[r] = rest
@@ -151,12 +151,23 @@ def enabled_actions(s, c, out):
 
     Nothing follows an assertion, nor a token out of place: the request's content is unknown then.
     """
+    return _enabled(s, c, out, True)
+
+
+@kernel
+def enabled_calls(s, c, out):
+    """The same with each call once, the device's first answer standing for all of them."""
+    return _enabled(s, c, out, False)
+
+
+@kernel
+def _enabled(s, c, out, every_answer):
     n = 0
     top = s.phase == Phase.TOP
     if s.assertion or s.wrong_output:
         return 0
     if s.phase == Phase.DRAFTS:
-        for choice in range(num_drafts_choices(s, c)):
+        for choice in range(num_drafts_choices(s, c) if every_answer else 1):
             out[n] = encode(Kind.DRAFTS, choice)
             n += 1
         return n
@@ -175,7 +186,7 @@ def enabled_actions(s, c, out):
         out[n] = encode(Kind.SCHEDULE, 0)
         n += 1
     elif s.num_steps > 0:
-        for choice in range(num_output_choices(s, c)):
+        for choice in range(num_output_choices(s, c) if every_answer else 1):
             out[n] = encode(Kind.OUTPUT, choice)
             n += 1
     for r in range(c.num_requests):

@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,13 @@ register_model(FieldType)(_PointersModel)
 
 @typeof_impl.register(Record)
 def _typeof_record(value: Record, _context: Any) -> RecordType:
-    return RecordType(value.schema.name)
+    return _record_type(value.schema.name)
+
+
+@cache
+def _record_type(schema: str) -> RecordType:
+    """Numba looks for a type at every call from Python, and making one takes it long."""
+    return RecordType(schema)
 
 
 @unbox(RecordType)

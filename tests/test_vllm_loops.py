@@ -11,7 +11,7 @@ from kvproof.lasso import Lasso
 from kvproof.trace import replay
 from kvproof.vllm.client import Client
 from kvproof.vllm.loops import go_round
-from kvproof.vllm.replay import expect
+from kvproof.vllm.replay import expect_moment
 from model.compiled import compile_scope
 from spec.hangs import GUARDS, HANGS
 from spec.rules import Rule
@@ -22,7 +22,7 @@ class StandIn:
 
     def __init__(self, found: Lasso, rounds: int, moves_at: int | None = None) -> None:
         compiled = compile_scope(found.scope)
-        said = [expect(compiled, moment) for moment in replay(found.rounds(rounds))]
+        said = [expect_moment(compiled, moment)[1] for moment in replay(found.rounds(rounds))]
         self.answers = [[one.result, one.observation] for one in said]
         self.moves_at = moves_at
         self.number = 0

@@ -22,7 +22,7 @@ from kvproof.trace import Trace, find_code, names_of, step
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
 from kvproof.vllm.environment import DEFAULT_VERSION
-from kvproof.vllm.lockstep import Expected, compare
+from kvproof.vllm.lockstep import compare, expect
 from model import scheduler
 from model.compiled import compile_scope, next_token
 from spec.scope import MAX_BLOCKS, MAX_MODEL_LEN, MAX_REQUESTS, RequestSpec, Scope
@@ -212,13 +212,7 @@ class LockstepEngine:
         episode.actions.append(action)
         if broken:
             raise clock.Broken(", ".join(names_of(broken)), f"after {action}")
-        expected = Expected(
-            codes=(),
-            result=observation.expected_result(compiled, before, after, action, report),
-            observation=observation.observe(compiled, after),
-            asserts=bool(after.assertion),
-        )
-        operation = observation.operation(compiled, before, action, report)
+        operation, expected = expect(compiled, before, after, action, report, ())
         (answer,) = self._client.run([operation])
         episode.compared += 1
         fields = compare(expected, answer)

@@ -111,20 +111,26 @@ class _Walk:
             report = self.compiled.new_report()
             engine.apply(after, self.compiled.c, report, code)
             self.transitions += 1
-            yield self._compare(state, after, action, report, (*codes, code))
+            yield expect(self.compiled, state, after, action, report, (*codes, code))
             if code in children and not after.assertion:
                 yield self._visit(children[code], after, (*codes, code))
 
-    def _compare(
-        self, before: Record, after: Record, action: Action, report: Record, codes: tuple[int, ...]
-    ) -> tuple[list[Any], Expected]:
-        compiled = self.compiled
-        return observation.operation(compiled, before, action, report), Expected(
-            codes=codes,
-            result=observation.expected_result(compiled, before, after, action, report),
-            observation=observation.observe(compiled, after),
-            asserts=bool(after.assertion),
-        )
+
+def expect(
+    compiled: Compiled,
+    before: Record,
+    after: Record,
+    action: Action,
+    report: Record,
+    codes: tuple[int, ...],
+) -> tuple[list[Any], Expected]:
+    """The driver's operation for an action that the model has taken, and what must come of it."""
+    return observation.operation(compiled, before, action, report), Expected(
+        codes=codes,
+        result=observation.expected_result(compiled, before, after, action, report),
+        observation=observation.observe(compiled, after),
+        asserts=bool(after.assertion),
+    )
 
 
 def compare(expected: Expected, answer: Any) -> tuple[tuple[str, Any, Any], ...]:

@@ -10,7 +10,7 @@ from kvproof.trace import replay
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
 from kvproof.vllm.lockstep import compare
-from kvproof.vllm.replay import expect, operation
+from kvproof.vllm.replay import expect_moment
 from model.compiled import compile_scope
 from spec.progress import Property
 
@@ -45,9 +45,10 @@ def go_round(found: Lasso, client: Client, rounds: int = ROUNDS) -> LoopReplay:
     compiled = compile_scope(found.scope)
     moments = list(replay(found.rounds(rounds)))
     client.run([["new", observation.scope_values(found.scope)]])
-    answers = client.run([operation(compiled, moment) for moment in moments])
-    for moment, answer in zip(moments, answers, strict=True):
-        fields = compare(expect(compiled, moment), answer)
+    told = [expect_moment(compiled, moment) for moment in moments]
+    answers = client.run([operation for operation, _expected in told])
+    for moment, (_operation, expected), answer in zip(moments, told, answers, strict=True):
+        fields = compare(expected, answer)
         if fields:
             return LoopReplay(moment.number, fields, 0)
     seen = [answer[1] for answer in answers]

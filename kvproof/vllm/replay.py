@@ -8,7 +8,7 @@ from typing import Any
 from kvproof.trace import Moment, Trace, TraceError, replay
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
-from kvproof.vllm.lockstep import Expected, compare
+from kvproof.vllm.lockstep import Expected, compare, expect
 from model.compiled import Compiled, compile_scope
 
 
@@ -30,20 +30,9 @@ class Replay:
         return not self.fields
 
 
-def expect(compiled: Compiled, moment: Moment) -> Expected:
-    """What the model says of an action's result and of the state after it."""
-    before, after, report = moment.before, moment.after, moment.report
-    return Expected(
-        codes=(),
-        result=observation.expected_result(compiled, before, after, moment.action, report),
-        observation=observation.observe(compiled, after),
-        asserts=bool(after.assertion),
-    )
-
-
-def operation(compiled: Compiled, moment: Moment) -> list[Any]:
-    """The driver's operation for an action of a replay."""
-    return observation.operation(compiled, moment.before, moment.action, moment.report)
+def expect_moment(compiled: Compiled, moment: Moment) -> tuple[list[Any], Expected]:
+    """The driver's operation for a moment of a replay, and what must come of it."""
+    return expect(compiled, moment.before, moment.after, moment.action, moment.report, ())
 
 
 def replay_on_vllm(trace: Trace, client: Client) -> Replay:
@@ -62,8 +51,8 @@ def replay_on_vllm(trace: Trace, client: Client) -> Replay:
     moments = tuple(replay(trace))
     client.run([["new", observation.scope_values(trace.scope), trace.scope.rules_off]])
     for moment in moments:
-        expected = expect(compiled, moment)
-        (answer,) = client.run([operation(compiled, moment)])
+        operation, expected = expect_moment(compiled, moment)
+        (answer,) = client.run([operation])
         fields = compare(expected, answer)
         if fields:
             return Replay(moment.number, fields, None, moments)

@@ -1,0 +1,142 @@
+"""Random runs far beyond the searched scopes: the model, the real classes, and both at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import Verbosity, settings
+
+from checks.random_machines import FOLDER, Hunt, account, run
+from checks.random_page import PAGE, examples_cell, hunt_without, sampled_rules, states_row
+from kvproof.coverage import states_reached
+from kvproof.minimize import follow
+from kvproof.runs import random_runs
+from kvproof.trace import load, replay
+from kvproof.vllm.client import Client
+from kvproof.vllm.follow import MOST_REQUESTS, Difference, On, opener
+from kvproof.vllm.replay import replay_on_vllm
+from kvproof.worlds import ModelWorld, Violation
+from spec.rules import Rule
+from spec.scope import MAX_REQUESTS
+from spec.scopes import SCOPES
+
+ROOT = Path(__file__).parent.parent
+STALE = "run `python -m checks.random_page`"
+REAL_ONES = 10
+"""The real classes take so many times longer than the model."""
+
+
+@pytest.fixture
+def first_seed(request: pytest.FixtureRequest) -> int:
+    """Hypothesis' own option, or 0: a run is a function of it."""
+    chosen = request.config.getoption("--hypothesis-seed")
+    if chosen == "random":
+        return random.SystemRandom().randrange(1 << 32)
+    return 0 if chosen is None else int(chosen)
+
+
+def examples(share: int) -> settings:
+    """The profile's settings with a share of its examples."""
+    profile = settings.default
+    assert profile is not None
+    return settings(profile, max_examples=max(profile.max_examples // share, 1))
+
+
+@pytest.mark.parametrize(
+    ("on", "share"), [("model", 1), ("lockstep", REAL_ONES // 2), ("vllm", REAL_ONES)]
+)
+def test_random_runs_break_nothing_but_open_findings(
+    on: On,
+    share: int,
+    request: pytest.FixtureRequest,
+    first_seed: int,
+    measured: Callable[[str], None],
+) -> None:
+    client = None if on == "model" else request.getfixturevalue("vllm")
+    most_requests = MOST_REQUESTS if on == "lockstep" else MAX_REQUESTS
+    hunt = Hunt(opener(on, client), most_requests=most_requests)
+    wrong = run(hunt, examples(share), first_seed)
+    measured(f"random     on {on:<8} seed {first_seed}: {hunt.tally.summary()}")
+    if wrong is not None:
+        keep = request.config.getoption("--save-failing-runs")
+        pytest.fail(account(wrong, keep=keep), pytrace=False)
+    assert hunt.tally.actions > 0
+
+
+@pytest.mark.parametrize("rule", sampled_rules(), ids=lambda rule: rule.name)
+def test_the_machines_find_what_goes_wrong_without_a_rule(
+    rule: Rule, measured: Callable[[str], None]
+) -> None:
+    hunt = hunt_without(rule, guided=True)
+    measured(f"random     without {rule.name:<33} {hunt.examples:>5,} examples")
+    assert hunt.failed
+    assert f"| {rule.name} | {examples_cell(hunt)} |" in PAGE.read_text(encoding="utf-8"), STALE
+
+
+@pytest.mark.parametrize("name", ["drafts", "failing-loads"])
+def test_a_guided_walk_meets_more_states_and_the_page_says_so(name: str) -> None:
+    row = states_row(name)
+    assert row in PAGE.read_text(encoding="utf-8").splitlines(), STALE
+    plain, guided = (
+        states_reached(SCOPES[name], 100, steps=50, seed=1, guided=guided)
+        for guided in (False, True)
+    )
+    assert guided > 1.2 * plain
+
+
+def test_lockstep_tells_the_real_classes_from_a_model_without_a_rule(vllm: Client) -> None:
+    hunt = Hunt(
+        opener("lockstep", vllm), rules_off=("free_tail_first",), most_requests=MOST_REQUESTS
+    )
+    wrong = run(hunt, settings(examples(1), verbosity=Verbosity.quiet), 0)
+    assert isinstance(wrong, Difference)
+    assert "free" in {name for name, _model, _real in wrong.fields}
+
+
+def test_equal_seeds_give_equal_runs() -> None:
+    first, again, other = (random_runs(ModelWorld, 60, steps=40, seed=seed) for seed in (3, 3, 4))
+    assert first.summary() == again.summary()
+    assert (first.branches == again.branches).all()
+    assert first.summary() != other.summary()
+
+
+def saved_runs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", saved_runs(ROOT / FOLDER), ids=lambda path: path.stem)
+def test_a_saved_run_stays_mended(path: Path, request: pytest.FixtureRequest) -> None:
+    trace = load(path)
+    if trace.scope.rules_off:
+        *_, last = replay(trace)
+        assert set(trace.broken) <= set(last.broken)
+        return
+    assert follow(trace.scope, trace.actions)[1] == ()
+    if not trace.broken:
+        answer = replay_on_vllm(trace, request.getfixturevalue("vllm"))
+        assert answer.agrees, answer.fields
+
+
+def test_a_failing_run_is_shrunk_told_and_saved_only_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    hunt = Hunt(ModelWorld, sizes=("small",), rules_off=("free_at_last_reference",))
+    wrong = run(hunt, settings(examples(1), verbosity=Verbosity.quiet), 0)
+    assert isinstance(wrong, Violation)
+    told = account(wrong, keep=False)
+    assert not (tmp_path / FOLDER).exists()
+    command, path = told.splitlines()[-1].rsplit(" ", 1)
+    assert command == "kvproof replay"
+    trace = load(Path(path))
+    assert len(trace.actions) <= len(wrong.trace.actions)
+    *_, last = replay(trace)
+    assert set(trace.broken) <= set(last.broken)
+    account(wrong, keep=True)
+    assert [load(saved) for saved in saved_runs(tmp_path / FOLDER)] == [trace]

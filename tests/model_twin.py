@@ -1,0 +1,34 @@
+"""The model in the place of the real classes: answers as they do, with rules off if it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvproof.actions import Action
+from kvproof.answers import code_of
+from kvproof.trace import step
+from kvproof.vllm import observation
+from model.compiled import compile_scope
+from spec.scope import Scope
+
+
+class ModelTwin:
+    """The model of a scope with `off` switched off, observed like the real classes."""
+
+    def __init__(self, off: tuple[str, ...] = ()) -> None:
+        self._off = off
+
+    def start(self, scope: Scope) -> None:
+        self.compiled = compile_scope(scope.with_rules_off(*self._off))
+        self.state = self.compiled.initial()
+
+    def call(self, operation: list[Any], action: Action) -> list[Any]:
+        code = code_of(self.compiled, self.state, action)
+        assert code is not None, f"{action} is enabled by what is observed, but not in the model"
+        before = self.state
+        self.state, report, _broken = step(self.compiled, before, code)
+        assert operation == observation.operation(self.compiled, before, action, report)
+        if self.state.assertion:
+            return [["error", "AssertionError", "", "the model"], None]
+        result = observation.expected_result(self.compiled, before, self.state, action, report)
+        return [result, observation.observe(self.compiled, self.state)]
