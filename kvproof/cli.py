@@ -24,6 +24,7 @@ from kvproof.counterexamples import NotNeeded, write, write_pages
 from kvproof.docs import write_docs
 from kvproof.dot import GraphError, dot
 from kvproof.explore import Progress
+from kvproof.files import FileError, check_output, check_page
 from kvproof.findings import write_findings
 from kvproof.hangs import write_hangs
 from kvproof.itf import itf
@@ -78,7 +79,7 @@ app = typer.Typer(
 )
 app.add_typer(simulate_app, name="simulate")
 out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
@@ -94,7 +95,7 @@ def find_scope(name: str) -> Scope:
         return SCOPES[name]
     if name.endswith(".toml"):
         if not Path(name).is_file():
-            raise UsageError(f"{name}: no such file")
+            raise UsageError(f"{name}: {'a folder' if Path(name).is_dir() else 'no such file'}")
         return load_scope(Path(name))
     raise UsageError(
         f"no scope is named {name!r}; `kvproof scopes` lists them, a file ends in .toml"
@@ -103,7 +104,7 @@ def find_scope(name: str) -> Scope:
 
 @contextmanager
 def _telling_of_compilation() -> Iterator[None]:
-    with compiling(lambda: err.print("compiling the model (once, up to a minute)...")):
+    with compiling(lambda: err.print("compiling (a minute or so, kept for the next time)...")):
         yield
 
 
@@ -224,10 +225,9 @@ def check_command(
         ("--max-seconds", max_seconds),
         ("--max-memory", max_memory),
     ):
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise UsageError(f"{option} = {value}: allowed is more than 0")
-    if trace is not None and trace.exists() and not force:
-        raise UsageError(f"{trace} exists; give --force to overwrite it")
+    check_output("--trace", trace, force=force)
     chosen = [find_scope(name).with_rules_off(*rule_off or ()) for name in scopes or SCOPES]
     memory = None if max_memory is None else max_memory * 1_000_000
     limits = Limits(max_states, memory, max_seconds)
@@ -356,6 +356,9 @@ def sweep_command(
     """
     if scopes is not None and scopes <= 0:
         raise UsageError(f"--scopes = {scopes}: allowed is more than 0")
+    if scopes is not None and full:
+        raise UsageError(f"--scopes = {scopes}: not with --full, which is {FULL}")
+    check_page("--page", page)
     count = scopes or (FULL if full else QUICK)
     if progress:
         if record is not None:
@@ -438,6 +441,7 @@ def matrix_command(
     as_json: Json = False,
 ) -> None:
     """Show which invariants fall without each rule, and after how many actions."""
+    check_page("--page", page_file)
     with _telling_of_compilation(), _status_line() as show:
         rows = matrix(progress=show)
     if page_file is not None:
@@ -603,8 +607,7 @@ def minimize_command(
     force: Force = False,
 ) -> None:
     """Shrink a trace's scope while its violation stays; Ctrl-C keeps the best so far."""
-    if to.exists() and not force:
-        raise UsageError(f"{to} exists; give --force to overwrite it")
+    check_output("--to", to, force=force)
     trace = load(file)
     reports: list[Minimising] = []
     with _telling_of_compilation(), _minimising() as show:
@@ -622,7 +625,7 @@ def minimize_command(
 
 
 _HOW_IT_ENDED = {
-    "minimal": "minimal: no cut is left, and no run of the scope falls so sooner",
+    "minimal": "minimal: no cut is left, and no shorter run of the scope breaks it",
     "short": "short, not shown to be shortest: the scope is too large to be searched",
     "interrupted": "interrupted: the best so far",
 }
@@ -660,8 +663,7 @@ def export_command(
     """Write a trace, or the state graph of its scope, for other tools."""
     if [vllm_test, as_itf, as_mermaid, as_dot].count(True) != 1:
         raise UsageError("export: give one of --vllm-test, --itf, --mermaid, --dot")
-    if to is not None and to.exists() and not force:
-        raise UsageError(f"{to} exists; give --force to overwrite it")
+    check_output("--to", to, force=force)
     with _telling_of_compilation():
         if as_dot:
             is_trace = file.suffix == ".json"
@@ -782,6 +784,7 @@ def main() -> None:
         app()
     except (
         UsageError,
+        FileError,
         UnknownName,
         ScopeError,
         TraceError,
@@ -794,6 +797,9 @@ def main() -> None:
         MissingPlot,
     ) as error:
         err.print(f"kvproof: {error}", markup=False)
+        sys.exit(USAGE)
+    except OSError as error:
+        err.print(f"kvproof: {error.filename}: {error.strerror}", markup=False)
         sys.exit(USAGE)
     except Broken as broken:
         err.print(f"kvproof: broken: {broken}", markup=False)

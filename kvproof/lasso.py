@@ -20,6 +20,7 @@ from kvproof.trace import (
     step,
 )
 from model.compiled import compile_scope
+from model.state import Status
 from spec.progress import Property
 from spec.scope import Scope
 
@@ -51,6 +52,11 @@ class Lasso(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"broken: no progress property is named {name!r}; there are "
                     f"{', '.join(Property.__members__)}"
                 )
+        if not self.broken:
+            raise TraceError("broken is empty: a lasso names what it breaks")
+        needs_loop = {Property.NothingStuck.name, Property.NoPreemptionCycle.name}
+        if not self.loop and needs_loop.intersection(self.broken):
+            raise TraceError(f"loop is empty: {', '.join(self.broken)} needs one")
 
     def rounds(self, count: int) -> Trace:
         """The run that takes the loop `count` times, as a trace."""
@@ -107,6 +113,13 @@ def check_returns(found: Lasso) -> None:
         first, last = moments[len(found.stem)].before, moments[-1].after
         if first.row.tobytes() != last.row.tobytes():
             raise TraceError("the loop does not return to the state that it starts from")
+        preempts = any(
+            moment.before.status[r] == Status.RUNNING and moment.after.status[r] == Status.PREEMPTED
+            for moment in moments[len(found.stem) :]
+            for r in range(len(found.scope.requests))
+        )
+        if Property.NoPreemptionCycle.name in found.broken and not preempts:
+            raise TraceError("broken = NoPreemptionCycle: the loop preempts nobody")
 
 
 def render_lasso(found: Lasso) -> str:
@@ -118,6 +131,7 @@ def render_lasso(found: Lasso) -> str:
         if found.loop and moment.number == len(found.stem) + 1:
             lines.append("     for ever:")
         lines.append(f"{moment.number:3}  {str(moment.action).ljust(width)}  {changes(moment)}")
+    lines.append(f"     broken: {', '.join(found.broken)}")
     return "\n".join(lines) + "\n"
 
 

@@ -180,6 +180,8 @@ def decode(data: bytes, where: str, kind: type[_File], form: str, version: int) 
     """A file's content from JSON; TraceError where it is damaged, foreign or of another version."""
     try:
         header = msgspec.json.decode(data, type=_Header)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{where}: not a {form.split()[-1]}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{where}: not JSON, or damaged: {error}") from error
     if header.format != form:
@@ -191,7 +193,7 @@ def decode(data: bytes, where: str, kind: type[_File], form: str, version: int) 
         )
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         reason = error.__cause__ if isinstance(error.__cause__, (ScopeError, TraceError)) else error
         raise TraceError(f"{where}: {reason}") from error
 

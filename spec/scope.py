@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -235,7 +235,24 @@ def scope_from_dict(values: dict[str, Any]) -> Scope:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ScopeError):
             raise error.__cause__ from None
-        raise ScopeError(f"not a scope: {error}") from error
+        raise ScopeError(_explained(str(error), values)) from error
+
+
+def _explained(error: str, values: dict[str, Any]) -> str:
+    """A refusal of a field with its value and what is allowed, where that is a choice."""
+    reason, _, place = error.partition(" - at `$.")
+    name = place.rstrip("`")
+    if name not in values:
+        return f"not a scope: {error}"
+    hint = get_type_hints(Scope)[name]
+    choices = [
+        choice
+        for part in (hint, *get_args(hint))
+        if get_origin(part) is Literal
+        for choice in get_args(part)
+    ]
+    allowed = f"allowed is {', '.join(map(repr, choices))}" if choices else reason
+    return f"{name} = {values[name]!r}: {allowed}"
 
 
 def scope_to_dict(scope: Scope) -> dict[str, Any]:
@@ -247,7 +264,7 @@ def load_scope(path: Path) -> Scope:
     """Read a scope from a TOML file; its name defaults to the file's."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ScopeError(f"{path}: not TOML: {error}") from error
     try:
         return scope_from_dict({"name": path.stem, **values})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kvproof.files import check_page
 from kvproof.symbolic.configurations import configurations, find_configuration
 from kvproof.symbolic.induction import Proof
 from kvproof.symbolic.page import proofs_page
@@ -38,8 +40,11 @@ class ProveOptions:
 
 def run_prove(options: ProveOptions, show: Callable[[str], None]) -> int:
     """Run the command; returns its exit code."""
-    if options.seconds <= 0:
+    if not 0 < options.seconds < math.inf:
         raise UnknownName(f"--seconds = {options.seconds}: allowed is more than 0")
+    check_page("--page", options.page)
+    if options.configuration is not None and options.rule_off is not None:
+        raise UnknownName(f"--rule-off = {options.rule_off}: not with --configuration")
     if options.page is not None:
         options.page.write_text(proofs_page(), encoding="utf-8")
         return 0

@@ -104,6 +104,7 @@ def _docstring(trace: Trace) -> str:
         says = f"Passes on vLLM {DEFAULT_VERSION}."
     broken = [f"  {name}: {statements[name]}" for name in trace.broken]
     text = "\n".join((says, *broken, "", *scope_lines(trace)))
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
     return (
         f'"""A run of vLLM\'s scheduler without a model, written by kvproof {__version__}.\n\n'
         f"Run it with pytest or as a script, in an environment with vLLM.\n\n{text}\n"
