@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import Verbosity, settings
+from hypothesis import Phase, Verbosity, settings
 
 from checks.random_machines import FOLDER, Hunt, account, run
 from checks.random_page import PAGE, examples_cell, hunt_without, sampled_rules, states_row
@@ -91,7 +91,7 @@ def test_lockstep_tells_the_real_classes_from_a_model_without_a_rule(vllm: Clien
     hunt = Hunt(
         opener("lockstep", vllm), rules_off=("free_tail_first",), most_requests=MOST_REQUESTS
     )
-    wrong = run(hunt, settings(examples(1), verbosity=Verbosity.quiet), 0)
+    wrong = run(hunt, settings(examples(1), phases=[Phase.generate]), 0)
     assert isinstance(wrong, Difference)
     assert "free" in {name for name, _model, _real in wrong.fields}
 
