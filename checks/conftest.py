@@ -21,7 +21,7 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
     report_multiple_bugs=False,
 )
-settings.register_profile("nightly", settings.get_profile("ci"), max_examples=30_000)
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=10_000)
 settings.register_profile("soak", settings.get_profile("ci"), max_examples=1 << 60)
 settings.load_profile("ci")
 

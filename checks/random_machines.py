@@ -1,10 +1,10 @@
 """One state machine for Hypothesis, over the model, the real classes, or both in lockstep.
 
-Hypothesis draws the scope and the actions, raises its targets, and shrinks what fails. A scope is
-drawn value by value, which shrinks well, or from one seed, which spreads wider. A rule is any
-enabled action, drawn with the device's answers, or a burst of them from the world's own generator.
-There are no more rules than that on purpose: Hypothesis switches rules off for a whole example,
-and without the engine's own steps nothing moves.
+Hypothesis draws the scope and the actions, raises its targets, and shrinks what fails. A rule is
+any enabled action, drawn with the device's answers; or a burst of them from the world's own
+generator; or some runs of another scope, drawn from a seed: what Hypothesis draws value by value
+shrinks well, but repeats itself. No kind of action has a rule of its own: Hypothesis switches
+rules off for a whole example, and without the engine's own steps nothing moves.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ from spec.scope import MAX_REQUESTS, Scope
 _T = TypeVar("_T")
 
 LONGEST_BURST = 60
+MOST_RUNS = 12
+SEEDS = st.tuples(*[st.integers(0, 127)] * 4).map(
+    lambda digits: sum(digit << (7 * i) for i, digit in enumerate(digits))
+)
+"""All equally likely: of one large range Hypothesis would draw small numbers again and again."""
+
 FOLDER = Path("counterexamples/random")
 EXAMPLES_OF_A_ROUND = 500
 """Hypothesis remembers every example: a long run is made of rounds, each with a seed of its own."""
@@ -83,17 +89,12 @@ def machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
         @initialize(data=st.data())
         def open(self, data: st.DataObject) -> None:
             hunt.examples += not hunt.failed
-            choose: Chooser = Drawn(data)
-            if data.draw(st.booleans(), label="scope from a seed"):
-                choose = RandomChooser(choose.integer(0, (1 << 30) - 1))
-            scope = draw_scope(choose, choose.pick(hunt.sizes), most_requests=hunt.most_requests)
-            self.scope = scope.with_rules_off(*hunt.rules_off)
             self.seen = Tally()
-            self.world = hunt.open_world(self.scope, self.seen)
+            self._open(Drawn(data))
 
         @rule(data=st.data())
         def act(self, data: st.DataObject) -> None:
-            self._anew_if_over()
+            self._again_if_over()
             code = draw_code(self.world.compiled, self.world.state, Drawn(data))
             with self._noting_failure():
                 if code is None:
@@ -101,11 +102,25 @@ def machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
                 else:
                     self.world.take(code)
 
-        @rule(steps=st.integers(1, LONGEST_BURST), draws=st.integers(0, (1 << 30) - 1))
+        @rule(steps=st.integers(1, LONGEST_BURST), draws=SEEDS)
         def burst(self, steps: int, draws: int) -> None:
-            self._anew_if_over()
+            self._again_if_over()
             with self._noting_failure():
                 self.world.burst(steps, draws, guided=hunt.guided)
+
+        @rule(runs=st.integers(1, MOST_RUNS), draws=SEEDS)
+        def bursts_elsewhere(self, runs: int, draws: int) -> None:
+            self._open(RandomChooser(draws))
+            for k in range(runs):
+                if k:
+                    self.world = hunt.open_world(self.scope, self.seen)
+                with self._noting_failure():
+                    self.world.burst(LONGEST_BURST, draws + k, guided=hunt.guided)
+
+        def _open(self, choose: Chooser) -> None:
+            scope = draw_scope(choose, choose.pick(hunt.sizes), most_requests=hunt.most_requests)
+            self.scope = scope.with_rules_off(*hunt.rules_off)
+            self.world = hunt.open_world(self.scope, self.seen)
 
         @contextmanager
         def _noting_failure(self) -> Iterator[None]:
@@ -115,7 +130,7 @@ def machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
                 hunt.failed = True
                 raise
 
-        def _anew_if_over(self) -> None:
+        def _again_if_over(self) -> None:
             if self.world.over:
                 self.world = hunt.open_world(self.scope, self.seen)
 

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "random.md"
 RUNS, STEPS = 500, 60
 WALKS, WALK_STEPS = 1000, 50
 WALKED = ("shared-prefix", "async", "drafts", "async-drafts", "consumer", "failing-loads")
-MOST_EXAMPLES = 2000
+MOST_EXAMPLES = 3000
 
 
 def sampled_rules() -> tuple[Rule, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import Verbosity, settings
+from hypothesis import Phase, Verbosity, settings
 
 from checks.random_machines import FOLDER, Hunt, account, run
 from checks.random_page import PAGE, examples_cell, hunt_without, sampled_rules, states_row
@@ -46,7 +46,9 @@ def examples(share: int) -> settings:
 
 
 @pytest.mark.parametrize(
-    ("on", "share"), [("model", 1), ("lockstep", REAL_ONES // 2), ("vllm", REAL_ONES)]
+    ("on", "share"),
+    [("model", 1), ("lockstep", REAL_ONES // 2), ("vllm", REAL_ONES)],
+    ids=["on_model", "on_lockstep", "on_vllm"],
 )
 def test_random_runs_break_nothing_but_open_findings(
     on: On,
@@ -91,7 +93,7 @@ def test_lockstep_tells_the_real_classes_from_a_model_without_a_rule(vllm: Clien
     hunt = Hunt(
         opener("lockstep", vllm), rules_off=("free_tail_first",), most_requests=MOST_REQUESTS
     )
-    wrong = run(hunt, settings(examples(1), verbosity=Verbosity.quiet), 0)
+    wrong = run(hunt, settings(examples(1), phases=[Phase.generate]), 0)
     assert isinstance(wrong, Difference)
     assert "free" in {name for name, _model, _real in wrong.fields}
 
@@ -127,8 +129,9 @@ def test_a_failing_run_is_shrunk_told_and_saved_only_when_asked(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
-    hunt = Hunt(ModelWorld, sizes=("small",), rules_off=("free_at_last_reference",))
-    wrong = run(hunt, settings(examples(1), verbosity=Verbosity.quiet), 0)
+    hunt = Hunt(ModelWorld, sizes=("tiny",), rules_off=("free_tail_first",))
+    options = settings(examples(1), stateful_step_count=2, verbosity=Verbosity.quiet)
+    wrong = run(hunt, options, 0)
     assert isinstance(wrong, Violation)
     told = account(wrong, keep=False)
     assert not (tmp_path / FOLDER).exists()

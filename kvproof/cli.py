@@ -23,6 +23,7 @@ from kvproof.check import Check, Limits, check, exit_code
 from kvproof.counterexamples import NotNeeded, write, write_pages
 from kvproof.docs import write_docs
 from kvproof.dot import GraphError, dot
+from kvproof.draw import Size
 from kvproof.explore import Progress
 from kvproof.files import FileError, check_output, check_page
 from kvproof.findings import write_findings
@@ -728,9 +729,7 @@ def random_command(
     runs: Annotated[int, typer.Option(min=1, help="Runs, each of a scope of its own.")] = 1000,
     steps: Annotated[int, typer.Option(min=1, help="Most actions of a run.")] = 60,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal runs.")] = 0,
-    size: Annotated[
-        Literal["small", "medium", "large"] | None, typer.Option(help="All sizes if not given.")
-    ] = None,
+    size: Annotated[Size | None, typer.Option(help="All sizes if not given.")] = None,
     plain: Annotated[bool, typer.Option(help="Prefer nothing.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write what goes wrong here.")] = None,
     version: Annotated[str, typer.Option(help="Release of vLLM.")] = DEFAULT_VERSION,

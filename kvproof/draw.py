@@ -25,7 +25,7 @@ from spec.scope import (
 
 _T = TypeVar("_T")
 
-Size = Literal["small", "medium", "large"]
+Size = Literal["tiny", "small", "medium", "large"]
 Policy = Literal["fcfs", "priority"]
 Drafter = Literal["ngram", "eagle", "draft_model"]
 Role = Literal["kv_consumer", "kv_producer", "kv_both"] | None
@@ -35,6 +35,7 @@ MAX_ANSWERS = 1 << 56
 
 # Most requests, most tokens of a sequence, largest block, most blocks besides the longest table.
 _BOUNDS: dict[Size, tuple[int, int, int, int]] = {
+    "tiny": (3, 6, 2, 2),
     "small": (4, 12, 3, 4),
     "medium": (8, 40, 8, 12),
     "large": (MAX_REQUESTS, MAX_MODEL_LEN, MAX_BLOCK_SIZE, MAX_BLOCKS),
@@ -97,11 +98,14 @@ def draw_scope(
     length = choose.integer(3, most_tokens)
     block_size = choose.integer(1, min(largest_block, length))
     table = -(-length // block_size)
-    blocks = min(table + 1 + choose.integer(0, min(spare_blocks, table)), MAX_BLOCKS)
+    spare = choose.pick((0, 1, choose.integer(0, min(spare_blocks, table))))
+    blocks = min(table + 1 + spare, MAX_BLOCKS)
     if blocks - 1 < table:  # the longest sequences need larger blocks
         block_size = -(-length // (MAX_BLOCKS - 1))
         blocks = MAX_BLOCKS
-    count = choose.integer(1 if size == "small" else 2, min(requests_of_size, most_requests))
+    count = choose.integer(
+        1 if size in ("tiny", "small") else 2, min(requests_of_size, most_requests)
+    )
     cap = choose.integer(1, count)
     draft_slots = int(drafts > 0 and method == "draft_model")
     chunked = choose.pick((True, True, True, False))
@@ -109,7 +113,7 @@ def draw_scope(
     budget = choose.integer(least, least + 2 * length)
     loads = role in ("kv_consumer", "kv_both")
     failing = loads and choose.pick((False, False, True))
-    resets = (False, False, True, False, False) if loads else (False, True)
+    resets = (False,) * (7 if loads else 3) + (True,)
     requests = _draw_requests(choose, count, length, policy, role)
     scope = Scope(
         name=name,
@@ -131,9 +135,9 @@ def draw_scope(
         kv_role=role,
         kv_load_failure_policy=choose.pick(("recompute", "fail")) if failing else "recompute",
         may_fail_loads=failing,
-        may_reset=choose.pick((False, False, True)),
+        may_reset=choose.pick((False,) * 4 + (True,)),
         may_reset_running=choose.pick(resets),
-        may_pause=choose.pick((False, False, False, True)),
+        may_pause=choose.pick((False,) * 7 + (True,)),
         **mode,
     )
     return _within_code(scope)
@@ -148,6 +152,7 @@ def _draw_requests(
         for _ in range(choose.integer(1, 2))
     ]
     salted = choose.pick((False, False, False, True))
+    offered = choose.pick(((True,), (True, True, False)))
     prompts = [_draw_prompt(choose, stems, length) for _ in range(count)]
     return tuple(
         RequestSpec(
@@ -159,7 +164,7 @@ def _draw_requests(
             may_abort=choose.pick((False, True)),
             salt=choose.pick((None, "a", "b")) if salted else None,
             external=_draw_external(choose, len(prompt), length)
-            if role in ("kv_consumer", "kv_both") and choose.pick((True, True, False))
+            if role in ("kv_consumer", "kv_both") and choose.pick(offered)
             else None,
             delay_free=role in ("kv_producer", "kv_both") and choose.pick((True, False)),
         )
@@ -177,10 +182,11 @@ def _draw_prompt(choose: Chooser, stems: Sequence[tuple[int, ...]], length: int)
 
 def _draw_external(choose: Chooser, prompt: int, length: int) -> External:
     """What the connector has; a synchronous one mostly holds the last token of the prompt back."""
-    is_async = choose.pick((True, True, True, False))
-    whole = is_async or choose.pick((False, False, False, True))
+    is_async = prompt == 1 or choose.pick((True, True, True, False))
+    whole = is_async or choose.pick((False,) * 7 + (True,))
+    most = length if whole else max(prompt - 1, 1)
     return External(
-        tokens=choose.integer(1, length if whole else max(prompt - 1, 1)),
+        tokens=choose.pick((min(prompt, most), choose.integer(1, most))),
         is_async=is_async,
         once=choose.pick((False, False, True)),
         ask_later=choose.pick((0, 0, 0, 1, 2)),

@@ -8,7 +8,7 @@ from kvproof.draw import Chooser, RandomChooser, Size, draw_scope
 from kvproof.worlds import Tally, World
 from spec.scope import MAX_REQUESTS, Scope
 
-SIZES: tuple[Size, ...] = ("small",) * 6 + ("medium",) * 3 + ("large",)
+SIZES: tuple[Size, ...] = ("tiny",) * 6 + ("small",) * 5 + ("medium",) * 3 + ("large",)
 """Sizes of scopes as often as they are drawn."""
 
 

@@ -95,12 +95,12 @@ def _feature(s, c, e, action, size):
     stale = 0
     for r in range(c.num_requests):
         if s.load[r] != Load.NONE or s.sending[r]:
-            loading = 1
+            loading = min(loading + 1, 2)
         if s.stale[r] > 0:
             stale = 1
     code = (code * 61 + s.num_steps) % _PRIME
     code = (code * 61 + min(s.num_deferred, 2)) % _PRIME
-    code = (code * 61 + loading + 2 * stale) % _PRIME
+    code = (code * 61 + loading + 3 * stale) % _PRIME
     code = (code * 61 + min(s.num_running, 3)) % _PRIME
     return (code * 61 + min(s.num_free, 2)) % _PRIME % size
 
@@ -110,8 +110,10 @@ def _eagerness(kind):
     """Arrivals crowd the pool, which is where things happen; aborts, resets and pauses empty it."""
     if kind == engine.Kind.ADD:
         return 2.0
-    if kind in (engine.Kind.ABORT, engine.Kind.RESET_PREFIX_CACHE, engine.Kind.SET_PAUSE_STATE):
-        return 0.2
+    if kind == engine.Kind.ABORT:
+        return 0.4
+    if kind in (engine.Kind.RESET_PREFIX_CACHE, engine.Kind.SET_PAUSE_STATE):
+        return 0.05
     return 1.0
 
 
