@@ -20,8 +20,9 @@ from rich.text import Text
 
 from kvproof import __version__
 from kvproof.check import Check, Limits, check, exit_code
+from kvproof.counterexamples import FOLDER as COUNTEREXAMPLES
 from kvproof.counterexamples import NotNeeded, write, write_pages
-from kvproof.docs import write_docs
+from kvproof.docs import PAGES, write_docs
 from kvproof.dot import GraphError, dot
 from kvproof.draw import Size
 from kvproof.explore import Progress
@@ -497,7 +498,14 @@ def prove_command(
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
 ) -> None:
-    """Write the generated pages and the runs of the findings anew."""
+    """Write the generated pages and the runs of the findings anew, in the project's folder."""
+    if not COUNTEREXAMPLES.is_dir():
+        raise UsageError(
+            f"docs: there is no {COUNTEREXAMPLES}/ here; run it in the project's folder"
+        )
+    for name in PAGES:
+        if folder.is_dir():
+            check_page("FOLDER", folder / name)
     with _telling_of_compilation():
         for path in [*write_findings(), *write_hangs(), *write_pages(), *write_docs(folder)]:
             out.print(str(path))
@@ -519,8 +527,9 @@ def _replay_lasso(found: Lasso, vllm: bool, as_json: bool) -> NoReturn:
     if vllm:
         with Client() as client:
             done = go_round(found, client)
+        off = ", ".join(found.scope.rules_off)
         err.print(
-            f"vLLM {DEFAULT_VERSION}: "
+            f"vLLM {DEFAULT_VERSION}{f', which has the guard of {off}' if off else ''}: "
             + (
                 f"each action as on the model, {done.rounds} rounds"
                 if done.agrees

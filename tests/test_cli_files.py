@@ -138,3 +138,12 @@ def test_an_exported_test_is_python_whatever_its_scope_is_called(tmp_path: Path)
     odd = Trace(scope, trace.actions, trace.broken)
     save(odd, tmp_path / "odd.json")
     ast.parse(export_test(load(tmp_path / "odd.json")))
+
+
+def test_docs_are_written_in_the_projects_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("docs", monkeypatch=monkeypatch) == 2
+    assert "no counterexamples/ here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
