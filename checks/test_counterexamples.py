@@ -63,7 +63,7 @@ def test_a_search_of_the_scope_finds_no_shorter_run(rule: Rule) -> None:
 @each
 def test_the_page_tells_the_recorded_run(rule: Rule) -> None:
     text = (ROOT / FOLDER / f"{rule.name}.md").read_text(encoding="utf-8")
-    assert text == page(rule, recorded(rule)), "run `kvproof counterexamples`"
+    assert text == page(rule, recorded(rule)), "run `kvproof docs`"
 
 
 def test_every_recorded_run_is_a_rules() -> None:

@@ -1,34 +1,64 @@
-"""Rules: with a guard switched off the checker finds what it prevents."""
+"""Rules and invariants: which invariants fall without which rule, and that the pages say so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from kvproof.check import check
-from kvproof.trace import replay
+from kvproof.counterexamples import FOLDER
+from kvproof.cuts import weight
+from kvproof.matrix import Row, matrix, page
+from kvproof.trace import load
+from spec.invariants import INVARIANTS, Id
+from spec.rule_scopes import SEEDS
+from spec.rules import Rule
 from spec.scopes import SCOPES
 
-CAUGHT_IN = {
-    "fence_in_flight_frees": ("consumer", "NoReuseInFlight"),
-    "hold_blocks_until_load_done": ("consumer", "NoReuseInFlight"),
-    "roll_back_rejected_drafts": ("drafts", "CountersConsistent"),
-    "drain_stale_outputs": ("pipeline", "OutputExact"),
-    "publish_committed_tokens_only": ("async", "PublishedSound"),
-    "victim_must_be_freeable": ("consumer", "VictimFreeable"),
-    "reserve_for_inflight_prefills": ("two-loads", "NoStall"),
-    "stop_scheduling_at_max_tokens": ("async-priority", "NoWastedStep"),
-}
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "matrix.md"
 
 
-@pytest.mark.parametrize("rule", CAUGHT_IN)
-def test_a_rule_of_the_in_flight_world_is_needed(
-    rule: str, measured: Callable[[str], None]
+@pytest.fixture(scope="module")
+def rows() -> dict[Rule, Row]:
+    return matrix(folder=ROOT / FOLDER)
+
+
+def test_every_rule_is_needed_and_every_invariant_put_to_the_test(
+    rows: dict[Rule, Row], measured: Callable[[str], None]
 ) -> None:
-    name, invariant = CAUGHT_IN[rule]
-    trace = check(SCOPES[name].with_rules_off(rule)).trace
-    assert trace is not None
-    measured(f"rule off   {rule:<32} {invariant} falls after {len(trace.actions)} actions")
-    assert invariant in trace.broken
-    assert list(replay(trace))[-1].broken == trace.broken
+    falls = sum(len(row) for row in rows.values())
+    measured(f"matrix     {len(rows)} rules x {len(Id)} invariants: {falls} fall")
+    assert list(rows) == list(Rule)
+    assert [rule.name for rule, row in rows.items() if not row] == []
+    assert set(Id).difference(*rows.values()) == set()
+
+
+def test_the_page_has_the_matrix(rows: dict[Rule, Row]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(rows), "run `kvproof matrix --page docs/matrix.md`"
+
+
+def test_an_invariant_falls_without_the_rules_that_its_registry_names(
+    rows: dict[Rule, Row],
+) -> None:
+    named = {(rule, invariant.id) for invariant in INVARIANTS for rule in invariant.broken_by}
+    assert [(r.name, i.name) for r, i in sorted(named) if i not in rows[r]] == []
+    assert {rule for rule, _identity in named} == set(Rule)
+    assert {identity for _rule, identity in named} == set(Id)
+
+
+def test_no_scope_that_is_as_simple_shows_the_fall_sooner_than_the_counterexample(
+    rows: dict[Rule, Row],
+) -> None:
+    for rule, row in rows.items():
+        trace = load(ROOT / FOLDER / f"{rule.name}.json")
+        scopes = {**SCOPES, trace.scope.name: trace.scope}
+        if rule in SEEDS:
+            scopes[SEEDS[rule].name] = SEEDS[rule]
+        for identity in (Id[name] for name in trace.broken):
+            fall = row[identity]
+            assert fall.actions <= len(trace.actions)
+            if fall.actions < len(trace.actions):
+                assert weight(scopes[fall.scope]) > weight(trace.scope), (rule, fall)

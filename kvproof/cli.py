@@ -1,4 +1,4 @@
-"""The command line: check, scopes, invariants, replay, lockstep."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -20,27 +20,31 @@ from rich.text import Text
 
 from kvproof import __version__
 from kvproof.check import Check, Limits, check, exit_code
+from kvproof.counterexamples import NotNeeded, write, write_pages
 from kvproof.docs import write_docs
 from kvproof.dot import GraphError, dot
 from kvproof.draw import Size
 from kvproof.explore import Progress
 from kvproof.findings import write_findings
 from kvproof.itf import itf
+from kvproof.matrix import matrix, page, table
 from kvproof.mermaid import mermaid
-from kvproof.minimize import minimize
+from kvproof.minimize import Progress as Minimising
+from kvproof.minimize import minimize, with_rules_on
 from kvproof.render import render
 from kvproof.runs import random_runs
 from kvproof.sweep import FULL, QUICK, explanation, minimal, summary_page, sweep
-from kvproof.trace import Trace, TraceError, load, replay, save
+from kvproof.trace import Trace, TraceError, load, passed_over, replay, save
 from kvproof.vllm.client import Client, DriverError
 from kvproof.vllm.environment import DEFAULT_VERSION, MissingEnvironment
+from kvproof.vllm.export import export_test
 from kvproof.vllm.follow import MOST_REQUESTS, Difference, On, opener
 from kvproof.vllm.lockstep import lockstep_scope
-from kvproof.vllm.replay import replay_on_vllm
+from kvproof.vllm.replay import Replay, replay_on_vllm
 from kvproof.worlds import Violation
 from model.jit import compiling
 from spec.findings import FINDINGS
-from spec.invariants import INVARIANTS
+from spec.invariants import INVARIANTS, Id
 from spec.rules import RULES
 from spec.scope import MAX_REQUESTS, Scope, ScopeError, load_scope
 from spec.scopes import LOCKSTEP, SCOPES
@@ -110,7 +114,9 @@ def _status_line() -> Iterator[Any]:
         yield None
         return
     with Live(console=err, transient=True, refresh_per_second=10) as live:
-        yield lambda done, total: live.update(Text(f"{done:,} of {total:,} ({done / total:.0%})"))
+        yield lambda done, total, what="": live.update(
+            Text(f"{done:,} of {total:,} ({done / total:.0%}) {what}")
+        )
 
 
 def _as_json(done: Check) -> dict[str, Any]:
@@ -347,13 +353,49 @@ def sweep_command(
     raise typer.Exit(int(any(explanation(place) is None for place in distinct)))
 
 
+@app.command(name="matrix")
+def matrix_command(
+    page_file: Annotated[
+        Path | None, typer.Option("--page", help="Write the page here instead.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which invariants fall without each rule, and after how many actions."""
+    with _telling_of_compilation(), _status_line() as show:
+        rows = matrix(progress=show)
+    if page_file is not None:
+        page_file.write_text(page(rows), encoding="utf-8")
+    elif as_json:
+        falls = [
+            {"rule": rule.name, "invariant": identity.name, **msgspec.to_builtins(fall)}
+            for rule, row in rows.items()
+            for identity, fall in row.items()
+        ]
+        print(json.dumps(falls, indent=1))
+    else:
+        shown = Table("rule", *(str(identity + 1) for identity in Id), box=None, pad_edge=False)
+        for cells in table(rows):
+            shown.add_row(*cells)
+        out.print(shown, ", ".join(f"{identity + 1} {identity.name}" for identity in Id))
+
+
+@app.command(name="counterexamples")
+def counterexamples_command(
+    rules: Annotated[list[str] | None, typer.Argument(help="Rules; all by default.")] = None,
+) -> None:
+    """Search, minimise and write counterexamples/ anew: minutes for all rules."""
+    with _telling_of_compilation(), _status_line() as show:
+        for path in write(rules or (), progress=show):
+            out.print(str(path))
+
+
 @app.command(name="docs")
 def docs_command(
     folder: Annotated[Path, typer.Argument(help="Where the pages go.")] = Path("docs"),
 ) -> None:
     """Write the generated pages and the traces of the findings anew."""
     with _telling_of_compilation():
-        for path in [*write_findings(), *write_docs(folder)]:
+        for path in [*write_findings(), *write_pages(), *write_docs(folder)]:
             out.print(str(path))
 
 
@@ -364,12 +406,41 @@ def _replay_json(trace: Trace) -> list[dict[str, Any]]:
     ]
 
 
+def _replays_on_vllm(trace: Trace) -> Iterator[tuple[Trace, Replay | None]]:
+    """The trace on the real classes; one with rules off first on vLLM as it is, guards and all.
+
+    None where the guards of its rules cannot be taken out.
+    """
+    with Client() as client:
+        if trace.scope.rules_off:
+            guarded = with_rules_on(trace)
+            yield guarded, replay_on_vllm(guarded, client)
+        possible = client.guards.issuperset(trace.scope.rules_off)
+        yield trace, replay_on_vllm(trace, client) if possible else None
+
+
+def _say_replay(run: Trace, done: Replay | None) -> str:
+    off = ", ".join(run.scope.rules_off)
+    vllm = f"vLLM {DEFAULT_VERSION} {f'without the guard of {off}' if off else 'as it is'}:"
+    if done is None:
+        return f"{vllm} not tried, for no one function has that guard and nothing else"
+    if not done.agrees:
+        fields = "; ".join(f"{name}: model {a}, vLLM {b}" for name, a, b in done.fields)
+        return f"{vllm} differs from the model at action {done.differs_at}: {fields}"
+    raised = f" ({done.error[0]} in {done.error[2]})" if done.error else ""
+    return (
+        f"{vllm} {len(run.actions)} actions, each as on the model; "
+        f"broken: {', '.join(run.broken) or 'nothing'}{raised}"
+    )
+
+
 @app.command(name="replay")
 def replay_command(
     file: Annotated[Path, typer.Argument(help="A trace file.")],
+    vllm: Annotated[
+        bool, typer.Option(help="Run it on the real classes too, guards in and out.")
+    ] = False,
     as_json: Json = False,
-    vllm: Annotated[bool, typer.Option(help="Run it on the real classes too.")] = False,
-    version: Annotated[str, typer.Option(help="Release of vLLM.")] = DEFAULT_VERSION,
 ) -> None:
     """Run a trace on the model and show each action; exit code 1 if an invariant is broken.
 
@@ -379,23 +450,31 @@ def replay_command(
     with _telling_of_compilation():
         moments = list(replay(trace))
     broken = sorted({name for moment in moments for name in moment.broken})
-    if as_json:
-        print(json.dumps({"moments": _replay_json(trace), "broken": broken}, indent=1))
-    else:
+    if not as_json:
         out.print(render(trace), markup=False)
-    missing = set(trace.broken) - set(broken)
-    if missing:
-        err.print(f"[yellow]the trace names {', '.join(sorted(missing))}: not broken here[/yellow]")
-    differs = False
-    if vllm:
-        with Client(version) as client:
-            answer = replay_on_vllm(trace, client)
-        differs = not answer.agrees
-        told = f"raises {answer.error}" if answer.error else "does the same"
-        err.print(f"vLLM {version} {told}" if not differs else f"action {answer.differs_at}:")
-        for field, model, real in answer.fields:
-            err.print(f"  {field}\n    model {model}\n    vLLM  {real}", markup=False)
-    raise typer.Exit(1 if broken or differs else 0)
+    passed_over(trace)
+    real = list(_replays_on_vllm(trace)) if vllm else []
+    if as_json:
+        shown = {"moments": _replay_json(trace), "broken": broken}
+        if vllm:
+            shown["vllm"] = [
+                {
+                    "guards_out": list(run.scope.rules_off),
+                    "actions": len(run.actions),
+                    "broken": list(run.broken),
+                    "differs_at": done.differs_at,
+                    "fields": [list(field) for field in done.fields],
+                    "error": done.error,
+                }
+                for run, done in real
+                if done is not None
+            ]
+        print(json.dumps(shown, indent=1))
+    else:
+        for run, done in real:
+            out.print(_say_replay(run, done), markup=False)
+    differs = any(done is not None and not done.agrees for _run, done in real)
+    raise typer.Exit(int(bool(broken) or differs))
 
 
 @app.command(name="minimize")
@@ -408,10 +487,33 @@ def minimize_command(
     if to.exists() and not force:
         raise UsageError(f"{to} exists; give --force to overwrite it")
     trace = load(file)
+    reports: list[Minimising] = []
     with _telling_of_compilation(), _minimising() as show:
-        smaller = minimize(trace, trace.broken, progress=show)
+
+        def progress(report: Minimising) -> None:
+            reports[:] = [report]
+            if show is not None:
+                show(report)
+
+        past = passed_over(trace)
+        smaller = minimize(trace, trace.broken, past=past, progress=progress)
     save(smaller, to, force=force)
     out.print(render(smaller), markup=False)
+    err.print(f"{_HOW_IT_ENDED[reports[-1].stage]} ({_minimised(reports[-1])})")
+
+
+_HOW_IT_ENDED = {
+    "minimal": "minimal: no cut is left, and no run of the scope falls so sooner",
+    "short": "short, not shown to be shortest: the scope is too large to be searched",
+    "interrupted": "interrupted: the best so far",
+}
+
+
+def _minimised(p: Minimising) -> str:
+    return (
+        f"{p.candidates} candidates, {len(p.scope.requests)} requests, "
+        f"{p.scope.num_blocks - 1} blocks, {p.actions} actions, {p.seconds:.1f} s"
+    )
 
 
 @contextmanager
@@ -421,33 +523,34 @@ def _minimising() -> Iterator[Any]:
         yield None
         return
     with Live(console=err, transient=True, refresh_per_second=10) as live:
-        yield lambda p: live.update(
-            Text(
-                f"{p.stage}: {p.candidates} candidates, {len(p.scope.requests)} requests, "
-                f"{p.scope.num_blocks - 1} blocks, {p.actions} actions"
-            )
-        )
+        yield lambda p: live.update(Text(f"{p.stage}: {_minimised(p)}"))
 
 
 @app.command(name="export")
 def export_command(
-    file: Annotated[Path, typer.Argument(help="A trace file.")],
-    form: Annotated[
-        Literal["itf", "mermaid", "dot"],
-        typer.Option("--as", help="Informal Trace Format, Mermaid, or the scope's graph as DOT."),
-    ],
+    file: Annotated[Path, typer.Argument(help="A trace file; for --dot also a scope.")],
+    vllm_test: Annotated[
+        bool, typer.Option("--vllm-test", help="A pytest file that needs vLLM and nothing else.")
+    ] = False,
+    as_itf: Annotated[bool, typer.Option("--itf", help="Informal Trace Format.")] = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="A sequence diagram.")] = False,
+    as_dot: Annotated[bool, typer.Option("--dot", help="The scope's state graph.")] = False,
     to: Annotated[Path | None, typer.Option(help="Write it here instead of stdout.")] = None,
     force: Force = False,
 ) -> None:
     """Write a trace, or the state graph of its scope, for other tools."""
+    if [vllm_test, as_itf, as_mermaid, as_dot].count(True) != 1:
+        raise UsageError("export: give one of --vllm-test, --itf, --mermaid, --dot")
     if to is not None and to.exists() and not force:
         raise UsageError(f"{to} exists; give --force to overwrite it")
-    trace = load(file)
     with _telling_of_compilation():
-        if form == "dot":
-            text = dot(trace.scope)
+        if as_dot:
+            is_trace = file.suffix == ".json"
+            text = dot(load(file).scope if is_trace else find_scope(str(file)))
         else:
-            text = itf(trace) if form == "itf" else mermaid(trace)
+            trace = load(file)
+            passed_over(trace)
+            text = (export_test if vllm_test else itf if as_itf else mermaid)(trace)
     if to is None:
         print(text)
     else:
@@ -561,6 +664,7 @@ def main() -> None:
         ScopeError,
         TraceError,
         GraphError,
+        NotNeeded,
         MissingEnvironment,
         DriverError,
     ) as error:

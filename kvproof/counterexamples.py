@@ -10,9 +10,9 @@ import msgspec
 from kvproof.check import Limits, check
 from kvproof.cuts import measure, weight
 from kvproof.mermaid import mermaid
-from kvproof.minimize import minimize
+from kvproof.minimize import Progress, minimize
 from kvproof.render import render
-from kvproof.trace import Trace, TraceError, save
+from kvproof.trace import Trace, TraceError, load, save
 from spec.invariants import INVARIANTS
 from spec.rule_scopes import ACCOUNTS, PAST, SEEDS
 from spec.rules import RULES, Rule
@@ -47,11 +47,20 @@ def _minimal_runs(rule: Rule) -> Iterator[Trace]:
     meant = _meant(rule)
     for scope in _scopes(rule):
         off = scope.with_rules_off(rule.name)
-        violation = check(off, Limits(states=_STATES), ignore=past).result.violation
+        result = check(off, Limits(states=_STATES), ignore=past).result
+        if result.reason == "interrupted":
+            raise KeyboardInterrupt
+        violation = result.violation
         if violation is None:
             continue
         wanted = meant.intersection(violation.invariants)
-        yield minimize(off, wanted or violation.invariants, past=past)
+        yield minimize(off, wanted or violation.invariants, past=past, progress=_whole_only)
+
+
+def _whole_only(progress: Progress) -> None:
+    """The best so far of a minimisation that was interrupted is no counterexample to record."""
+    if progress.stage == "interrupted":
+        raise KeyboardInterrupt
 
 
 def _scopes(rule: Rule) -> Iterable[Scope]:
@@ -108,18 +117,27 @@ def write(
     """Search, minimise and write `<rule>.json` and `<rule>.md` of the named rules, or of all.
 
     `progress` is told how many rules are done, of how many, and which one comes. Returns the
-    paths. Raises TraceError for a name that is no rule's, NotNeeded for a rule that nothing misses.
+    paths. Ctrl-C keeps the rules that are done. Raises TraceError for a name that is no rule's,
+    NotNeeded for a rule that nothing misses.
     """
     chosen = [_rule(name) for name in rules] or list(Rule)
     paths = []
     for done, rule in enumerate(chosen):
         if progress is not None:
             progress(done, len(chosen), rule.name)
-        trace = find(rule)
-        data, text = folder / f"{rule.name}.json", folder / f"{rule.name}.md"
-        save(trace, data, force=True)
-        text.write_text(page(rule, trace), encoding="utf-8")
-        paths += [data, text]
+        data = folder / f"{rule.name}.json"
+        save(find(rule), data, force=True)
+        paths += [data, *write_pages([rule], folder)]
+    return paths
+
+
+def write_pages(rules: Iterable[Rule] = Rule, folder: Path = FOLDER) -> list[Path]:
+    """Write `<rule>.md` from the recorded `<rule>.json`; returns the paths."""
+    paths = []
+    for rule in rules:
+        path = folder / f"{rule.name}.md"
+        path.write_text(page(rule, load(path.with_suffix(".json"))), encoding="utf-8")
+        paths.append(path)
     return paths
 
 

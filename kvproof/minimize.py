@@ -12,9 +12,12 @@ import msgspec
 from kvproof.actions import Action, max_actions, name_action
 from kvproof.answers import code_of
 from kvproof.check import Limits, check
+from kvproof.collect import collect
 from kvproof.cuts import Cut, cuts, weight
+from kvproof.scheduler_system import SchedulerSystem
 from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
 from model.compiled import compile_scope
+from model.state import Branch
 from spec.invariants import Id
 from spec.scope import Scope
 
@@ -71,7 +74,9 @@ def minimize(
 
     A scope is smaller if it has fewer requests, steps in flight or drafts, or else if it is cut
     anywhere and its run is not longer. Where rules are off, the same actions, as far as they are
-    enabled, break nothing with the rules on: what the run shows is what the rules prevent.
+    enabled, break nothing with the rules on: what the run shows is what the rules prevent. Where
+    none is off, the run falls in the same way: at the same kind of action, by the same assertion,
+    and if it stalls, by the same way out of the scan of the waiting.
 
     `source` is a scope that a search finds broken, or a trace whose actions replay to a broken
     invariant, however long; no names stand for those that the source breaks. The rules that are
@@ -156,6 +161,7 @@ class _Shrinking:
         self.past = past
         self.best = first
         self.wanted = wanted or frozenset(first.broken)
+        self.way = None if first.scope.rules_off else _way_of_falling(first.trace)
         self.progress = progress
         self.candidates = 0
         self.refused: set[Scope] = set()
@@ -182,9 +188,28 @@ class _Shrinking:
     def _search_best(self, states: int) -> None:
         """Find a shortest run of the scope at hand, if it takes no more states."""
         if self.best.states is None:
-            found = _search(self.best.scope, self.wanted, self.past, states)
+            found = self._find(self.best.scope, states)
             if isinstance(found, _Witness):
                 self.best = found
+
+    def _find(self, scope: Scope, states: int) -> _Witness | str:
+        """A shortest run of a scope that falls as the source does, or in a word what else is."""
+        found = _search(scope, self.wanted, self.past, states)
+        if self.way is None or found in ("holds", "bounded"):
+            return found
+        if isinstance(found, _Witness) and self._falls_alike(found):
+            return found
+        result, traces = collect(SchedulerSystem(scope, ignore=self.past), max_states=states)
+        if result.reason == "interrupted":
+            raise KeyboardInterrupt
+        for trace in traces:
+            witness = _Witness(scope, trace.actions, trace.broken, result.states)
+            if not self.wanted.isdisjoint(trace.broken) and self._falls_alike(witness):
+                return witness
+        return result.outcome
+
+    def _falls_alike(self, witness: _Witness) -> bool:
+        return self.way is None or _way_of_falling(witness.trace) == self.way
 
     def _cut_once(self) -> bool:
         return any(self._accepts(cut) for cut in cuts(self.best.scope))
@@ -205,7 +230,7 @@ class _Shrinking:
         self._report("shrinking")
         self.candidates += 1
         limit = _STATES if self.best.states is None else max(_STATES, 2 * self.best.states)
-        found = _search(scope, self.wanted, self.past, limit)
+        found = self._find(scope, limit)
         witness = found if isinstance(found, _Witness) else None
         if found == "bounded" and self.best.states is None:
             witness = self._follow(scope, _kept_actions(self.best.actions, kept))
@@ -223,9 +248,10 @@ class _Shrinking:
 
     def _follow(self, scope: Scope, actions: Iterable[Action]) -> _Witness | None:
         taken, broken = follow(scope, actions, self.past)
-        if self.wanted.isdisjoint(broken):
+        witness = _Witness(scope, taken, broken, None)
+        if self.wanted.isdisjoint(broken) or not self._falls_alike(witness):
             return None
-        return _Witness(scope, taken, broken, None)
+        return witness
 
     def _drop_actions(self) -> None:
         """Leave out runs of actions, long ones first, while the violation stays."""
@@ -274,15 +300,18 @@ def follow(
     return tuple(taken), ()
 
 
+def with_rules_on(trace: Trace, past: frozenset[Id] = frozenset()) -> Trace:
+    """The same actions, as far as they are enabled, on vLLM as it is, and what they break."""
+    scope = msgspec.structs.replace(trace.scope, rules_off=())
+    return Trace(scope, *follow(scope, trace.actions, past))
+
+
 def prevented(trace: Trace, past: frozenset[Id] = frozenset()) -> bool:
     """Whether the rules that are off make the difference.
 
     With them on the same actions, as far as they are enabled, break nothing.
     """
-    if not trace.scope.rules_off:
-        return True
-    guarded = msgspec.structs.replace(trace.scope, rules_off=())
-    return not follow(guarded, trace.actions, past)[1]
+    return not trace.scope.rules_off or not with_rules_on(trace, past).broken
 
 
 def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[Action]:
@@ -300,3 +329,16 @@ def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[
 
 def _renumbered(values: Mapping[int, _T], number: Mapping[int, int]) -> dict[int, _T]:
     return {number[r]: value for r, value in values.items() if r in number}
+
+
+def _way_of_falling(trace: Trace) -> tuple[object, ...]:
+    """What tells two bugs apart that break the same invariant."""
+    *_, last = replay(trace)
+    ways_out: tuple[Branch, ...] = ()
+    if Id.NoStall.name in trace.broken:
+        ways_out = tuple(
+            branch
+            for branch in Branch
+            if branch.name.startswith("waiting_") and last.report.branches[branch]
+        )
+    return last.action.do, int(last.after.assertion), ways_out

@@ -105,6 +105,30 @@ def replay(trace: Trace) -> Iterator[Moment]:
         state = after
 
 
+def passed_over(trace: Trace) -> frozenset[invariants.Id]:
+    """The invariants that fall before those that the trace names: it passes over them.
+
+    TraceError where the named ones do not fall at the last action, or fall before it.
+    """
+    named = set(trace.broken)
+    earlier: set[str] = set()
+    last: tuple[str, ...] = ()
+    for moment in replay(trace):
+        if named.intersection(last):
+            raise TraceError(
+                f"{', '.join(last)} falls at action {moment.number - 1}: the trace must end there"
+            )
+        earlier.update(last)
+        last = moment.broken
+    missing = named.difference(last)
+    if missing:
+        raise TraceError(
+            f"broken = {', '.join(sorted(missing))}: does not fall at the trace's end; "
+            f"were its actions changed?"
+        )
+    return frozenset(invariants.Id[name] for name in earlier if named)
+
+
 def from_codes(scope: Scope, codes: tuple[int, ...], broken: tuple[str, ...] = ()) -> Trace:
     """The trace of a run given by the codes that the search uses."""
     compiled = compile_scope(scope)

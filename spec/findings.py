@@ -414,7 +414,8 @@ FINDINGS = (
         "computes its token from garbage.",
         reachable="By any user of the priority policy with prefix caching (the default), without "
         "any connector: a preemption whose victim was scheduled earlier in the same call and was "
-        "to fill two blocks, or one and a draft's. The wrong output is silent.",
+        "to fill two blocks, or one and a draft's. The wrong output is silent. vllm#57580 reports "
+        "the same cause for the checkpoints of Mamba layers.",
         mend="Withdraw the hashes that this call has published when a victim is taken out of the "
         "step, or publish only when the step is put together.",
     ),

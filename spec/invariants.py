@@ -127,8 +127,8 @@ INVARIANTS = (
         (
             Rule.take_hit_from_free_queue,
             Rule.free_at_last_reference,
-            Rule.check_capacity_before_pinning,
             Rule.count_evictable_hits,
+            Rule.cap_slots_at_model_length,
         ),
     ),
     Invariant(
@@ -146,6 +146,9 @@ INVARIANTS = (
             Rule.pin_hits_before_allocating,
             Rule.publish_committed_tokens_only,
             Rule.publish_loads_when_done,
+            Rule.truncate_at_invalid_block,
+            Rule.count_loaded_tokens_exactly,
+            Rule.roll_back_rejected_placeholders,
         ),
     ),
     Invariant(
@@ -170,6 +173,7 @@ INVARIANTS = (
             Rule.fence_at_last_scheduled_step,
             Rule.hold_blocks_until_load_done,
             Rule.hold_blocks_until_sent,
+            Rule.finish_once,
         ),
     ),
     Invariant(
@@ -185,7 +189,7 @@ INVARIANTS = (
         (
             Rule.keep_stale_output_off_counters,
             Rule.forget_victim_placeholders,
-            Rule.trim_output_after_stop,
+            Rule.roll_back_rejected_drafts,
         ),
     ),
     Invariant(
@@ -216,7 +220,8 @@ INVARIANTS = (
         (
             Rule.drain_stale_outputs,
             Rule.drop_stale_output_on_reset,
-            Rule.roll_back_rejected_drafts,
+            Rule.trim_output_after_stop,
+            Rule.ignore_output_of_finished,
         ),
     ),
     Invariant(
@@ -258,7 +263,11 @@ INVARIANTS = (
         "No assertion of vLLM fails and no error is raised.",
         "An assertion that fails in the engine's loop ends the engine and every request in it.",
         "the assertions in schedule, update_from_output, cache_full_blocks and their kin",
-        (Rule.recompute_last_token, Rule.respect_token_budget),
+        (
+            Rule.recompute_last_token,
+            Rule.recompute_last_loaded_token,
+            Rule.respect_token_budget,
+        ),
     ),
     Invariant(
         Id.BudgetRespected,
@@ -287,6 +296,7 @@ INVARIANTS = (
             Rule.step_back_cursor_after_victim,
             Rule.forget_victim_drafts,
             Rule.ignore_drafts_of_prefill_chunks,
+            Rule.admit_nobody_after_preemption,
         ),
     ),
     Invariant(
@@ -332,7 +342,7 @@ INVARIANTS = (
         "but the last token, and one block less where a drafting head needs it recomputed.",
         "A shorter hit is wasted work; a longer one leaves no token to compute logits from.",
         f"{_MANAGER}: get_computed_blocks; {_TYPE}: FullAttentionManager.find_longest_cache_hit",
-        (Rule.recompute_last_token, Rule.drop_hit_before_drafting_head),
+        (Rule.drop_hit_before_drafting_head,),
     ),
     Invariant(
         Id.LeastRecentlyFreed,
@@ -360,7 +370,11 @@ INVARIANTS = (
         "are certain to bring it there, every draft rejected.",
         "A step too many computes for nothing; one too few idles the device at every end.",
         f"{_SCHEDULER}: schedule",
-        (Rule.stop_scheduling_at_max_tokens, Rule.count_only_certain_tokens),
+        (
+            Rule.stop_scheduling_at_max_tokens,
+            Rule.count_only_certain_tokens,
+            Rule.roll_back_rejected_placeholders,
+        ),
     ),
     Invariant(
         Id.NoStall,
@@ -372,6 +386,7 @@ INVARIANTS = (
         f"{_SCHEDULER}: has_requests, schedule, _inflight_prefill_reserved_blocks",
         (
             Rule.reserve_for_inflight_prefills,
+            Rule.reserve_spec_step_for_loads,
             Rule.drain_block_holders_first,
             Rule.stay_awake_for_delayed_frees,
         ),

@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvproof.cli import main
 from spec.scopes import SCOPES
 
 ROOT = Path(__file__).parent.parent
@@ -89,11 +92,87 @@ FINDING = "counterexamples/findings/failed-load-stands-in-its-own-way.json"
 
 
 def test_a_trace_is_exported_for_other_tools() -> None:
-    itf = kvproof("export", FINDING, "--as", "itf")
+    itf = kvproof("export", FINDING, "--itf")
     assert itf.returncode == 0
     assert json.loads(itf.stdout)["#meta"]["format"] == "ITF"
-    assert kvproof("export", FINDING, "--as", "mermaid").stdout.startswith("sequenceDiagram")
-    assert kvproof("export", FINDING, "--as", "dot").stdout.startswith("digraph")
+    assert kvproof("export", FINDING, "--mermaid").stdout.startswith("sequenceDiagram")
+    assert kvproof("export", FINDING, "--dot").stdout.startswith("digraph")
+    assert kvproof("export", "two-equal", "--dot").stdout.startswith("digraph")
+    test = kvproof("export", FINDING, "--vllm-test").stdout
+    assert "def test_failed_load_stands_in_its_own_way" in test
+    for flags in ((), ("--itf", "--dot")):
+        wrong = kvproof("export", FINDING, *flags)
+        assert wrong.returncode == 2
+        assert "give one of --vllm-test, --itf, --mermaid, --dot" in wrong.stderr
+
+
+COUNTEREXAMPLE = ROOT / "counterexamples" / "fence_in_flight_frees.json"
+
+
+def without_an_action(trace: dict[str, Any]) -> None:
+    del trace["actions"][0]
+
+
+def without_the_step(trace: dict[str, Any]) -> None:
+    del trace["actions"][2]
+
+
+def without_the_last_action(trace: dict[str, Any]) -> None:
+    del trace["actions"][-1]
+
+
+def with_an_action_after_the_last(trace: dict[str, Any]) -> None:
+    trace["actions"].append({"do": "transfer_lands", "request": 1})
+
+
+def with_a_request_out_of_range(trace: dict[str, Any]) -> None:
+    trace["actions"][1]["request"] = 7
+
+
+def with_an_unknown_rule(trace: dict[str, Any]) -> None:
+    trace["scope"]["rules_off"] = ["fence_frees"]
+
+
+def of_a_newer_version(trace: dict[str, Any]) -> None:
+    trace["version"] += 1
+
+
+BAD_TRACES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+    (without_an_action, "action 3 (abort R0) is not enabled; enabled there: "),
+    (without_the_step, "broken = NoReuseInFlight: does not fall at the trace's end"),
+    (without_the_last_action, "broken = NoReuseInFlight: does not fall at the trace's end"),
+    (with_an_action_after_the_last, "NoReuseInFlight falls at action 5: the trace must end there"),
+    (with_a_request_out_of_range, "action 2 (add R7): request 7: allowed is 0..1"),
+    (with_an_unknown_rule, "rules_off = 'fence_frees'"),
+    (of_a_newer_version, "a newer kvproof wrote it"),
+]
+COMMANDS = (("replay",), ("minimize", "--to", "smaller.json"), ("export", "--vllm-test"))
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize(
+    ("damage", "says"), BAD_TRACES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_trace_edited_by_hand_is_refused_with_the_reason(
+    damage: Callable[[dict[str, Any]], None],
+    says: str,
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trace = json.loads(COUNTEREXAMPLE.read_text(encoding="utf-8"))
+    damage(trace)
+    (tmp_path / "edited.json").write_text(json.dumps(trace), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    command, *options = arguments
+    monkeypatch.setattr(sys, "argv", ["kvproof", command, "edited.json", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert says in said
+    assert not (tmp_path / "smaller.json").exists()
 
 
 def test_a_trace_is_minimised_into_a_new_file(tmp_path: Path) -> None:

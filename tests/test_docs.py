@@ -8,12 +8,14 @@ from kvproof.docs import PAGES
 from spec import state_invariants, step_invariants
 from spec.invariants import INVARIANTS, Id
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_generated_page_is_fresh(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run `kvproof docs`"
+def test_a_generated_page_is_fresh(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert text == PAGES[name](), "run `kvproof docs`"
 
 
 def test_every_invariant_is_registered_once_with_a_kernel_of_its_name() -> None:

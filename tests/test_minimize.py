@@ -9,9 +9,10 @@ from kvproof import minimize as module
 from kvproof.actions import enabled_codes
 from kvproof.check import check
 from kvproof.cuts import cuts, measure, weight
-from kvproof.minimize import Progress, minimize
+from kvproof.minimize import Progress, follow, minimize
 from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
 from model.compiled import compile_scope
+from model.state import Assertion
 from spec.findings import FINDINGS
 from spec.scope import Scope
 from spec.scopes import SCOPES
@@ -139,6 +140,29 @@ def test_a_violation_that_no_rule_prevents_is_refused() -> None:
     assert minimize(finding).broken
     with pytest.raises(TraceError, match="broken with finish_once on too"):
         minimize(finding.with_rules_off("finish_once"))
+
+
+def test_a_bug_is_not_taken_for_another_that_breaks_the_same_invariant() -> None:
+    by_id = {finding.id: finding for finding in FINDINGS}
+    padding, loading = by_id["padding-over-threshold"], by_id["sync-load-of-everything"]
+    both = msgspec.structs.replace(
+        padding.scope,
+        requests=(*padding.scope.requests, *loading.scope.requests),
+        kv_role="kv_consumer",
+    )
+    shortest = check(both).trace
+    assert shortest is not None
+    assert last_assertion(shortest) == Assertion.NOTHING_TO_SCHEDULE
+    padded = check(padding.scope).trace
+    assert padded is not None
+    taken, broken = follow(both, padded.actions)
+    trace = minimize(Trace(both, taken, broken))
+    assert last_assertion(trace) == Assertion.PADDING_CUT
+    assert len(trace.scope.requests) == 2
+
+
+def last_assertion(trace: Trace) -> int:
+    return int(list(replay(trace))[-1].after.assertion)
 
 
 def test_every_cut_is_smaller_and_keeps_the_rules() -> None:

@@ -664,7 +664,7 @@ ECHO = """
 import sys
 from kvproof.vllm import protocol
 with open(int(sys.argv[-1]), "wb") as answers:
-    protocol.write_frame(answers, "0.31.0+cpu")
+    protocol.write_frame(answers, ["0.31.0+cpu", ["a_rule"]])
     print("noise on standard output", flush=True)
     while (body := protocol.read_body(sys.stdin.buffer)) is not None:
         protocol.write_frame(answers, protocol.decode(body))
@@ -678,6 +678,7 @@ def test_frames_survive_noise_and_full_pipes(impostor: Any) -> None:
         for _ in range(3):
             driver.submit(large)
         assert [driver.collect() for _ in range(3)] == [large] * 3
+        assert driver.guards == {"a_rule"}
 
 
 def test_another_release_than_wanted_is_refused(impostor: Any) -> None:
@@ -743,6 +744,11 @@ def test_an_environment_is_built_once_and_rebuilt_when_half_built(
     environment.build("0.31.0")
     assert ran == []
     assert "stands ready" in capsys.readouterr().out
+
+    monkeypatch.setattr(environment, "_TESTING", ("pytest", "another"))
+    assert environment.find("0.31.0") is None
+    environment.build("0.31.0")
+    assert any("another" in arguments for arguments in ran)
 
 
 def test_a_failed_build_leaves_no_marker(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,14 @@ class Client:
         self._reader = threading.Thread(target=self._read, args=(answers,), daemon=True)
         self._reader.start()
         self._greeted = False
+        self._guards: frozenset[str] = frozenset()
         self._waiting = 0
+
+    @property
+    def guards(self) -> frozenset[str]:
+        """The rules whose guards the driver can take out of the real classes."""
+        self._greet()
+        return self._guards
 
     def submit(self, batch: list[list[Any]]) -> None:
         """Send a batch of operations."""
@@ -79,8 +86,7 @@ class Client:
         if not self._waiting:
             raise ValueError("collect: no batch is out; submit one first")
         self._waiting -= 1
-        if not self._greeted:
-            self._greet()
+        self._greet()
         answers: list[Any] = self._receive()
         return answers
 
@@ -124,12 +130,16 @@ class Client:
         self._answers.put(None)
 
     def _greet(self) -> None:
-        version = str(self._receive())
+        """Take the driver's first frame, which comes before all answers."""
+        if self._greeted:
+            return
+        version, guards = self._receive()
         if version.partition("+")[0] != self.version:
             raise DriverError(
                 f"wanted vLLM {self.version}, but {self._python} has {version}: "
                 f"unset or change {environment.PYTHON_VARIABLE}"
             )
+        self._guards = frozenset(guards)
         self._greeted = True
 
     def _receive(self) -> Any:

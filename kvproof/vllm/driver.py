@@ -13,6 +13,8 @@ import os
 import sys
 import traceback
 from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from itertools import count as counting
 from types import SimpleNamespace
@@ -44,6 +46,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvproof.vllm import protocol
 from kvproof.vllm.connector import External, ScriptedConnector
+from kvproof.vllm.guards_out import GUARDS, taken_out
 
 _VLLM_FILES = os.path.dirname(vllm.__file__) + os.sep
 
@@ -562,6 +565,7 @@ class Driver:
         self._engine: Engine | None = None
         self._stack: list[_Snapshot | None] = []
         self._broken = True
+        self._guards_out = ExitStack()
 
     def answer(self, operation: list[Any]) -> list[Any] | None:
         """The answer to one operation, as kvproof/vllm/protocol.py has it.
@@ -589,8 +593,10 @@ class Driver:
             message = str(error).partition("\n")[0]
             return [["error", type(error).__name__, message, where], None]
 
-    def _new(self, scope: dict[str, Any]) -> None:
+    def _new(self, scope: dict[str, Any], guards_out: Sequence[str] = ()) -> None:
         self._stack.clear()
+        self._guards_out.close()
+        self._guards_out.enter_context(taken_out(guards_out))
         self._engine = Engine(scope)
         self._broken = False
 
@@ -622,7 +628,7 @@ def _vllm_location(error: BaseException) -> str | None:
 def serve(batches: BinaryIO, answers: BinaryIO) -> None:
     """Answer batches until their stream ends."""
     driver = Driver()
-    protocol.write_frame(answers, vllm.__version__)
+    protocol.write_frame(answers, [vllm.__version__, list(GUARDS)])
     while (body := protocol.read_body(batches)) is not None:
         protocol.write_frame(answers, [driver.answer(op) for op in protocol.decode(body)])
 

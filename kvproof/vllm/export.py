@@ -10,14 +10,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-import msgspec
-
 from kvproof import __version__
-from kvproof.minimize import follow
+from kvproof.minimize import with_rules_on
 from kvproof.render import scope_lines
 from kvproof.trace import Moment, Trace, TraceError, replay
 from kvproof.vllm import observation
@@ -77,14 +76,13 @@ def export_test(trace: Trace) -> str:
 
 
 def _guarded(trace: Trace) -> Trace:
-    """The run of the same actions, as far as they are enabled, with the rules on."""
-    scope = msgspec.structs.replace(trace.scope, rules_off=())
-    actions, broken = follow(scope, trace.actions)
-    if broken:
+    """The run of the same actions with the rules on."""
+    run = with_rules_on(trace)
+    if run.broken:
         raise TraceError(
-            f"the trace breaks {', '.join(broken)} with its rules on too: leave rules_off empty"
+            f"the trace breaks {', '.join(run.broken)} with its rules on too: leave rules_off empty"
         )
-    return Trace(scope, actions)
+    return run
 
 
 def _identifier(name: str) -> str:
@@ -113,6 +111,7 @@ def _docstring(trace: Trace) -> str:
     )
 
 
+@cache
 def _definitions() -> dict[str, str]:
     """Sources of what exported.py defines and imports, by name; imports by their module's."""
     text = _SOURCE.read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from model import connector, scheduler
 from model.compiled import Compiled
 from model.record import Record
 from model.state import Load, Pause, Status
+from spec.rules import Rule
 from spec.scope import Scope
 
 _UNKNOWN = (Status.ABSENT, Status.GONE)
@@ -99,7 +100,13 @@ def _known(s: Record) -> list[int]:
 
 
 def _prefix(compiled: Compiled, code: int) -> list[Any]:
+    """What a published hash tells apart: without its rules no salt, nothing before the block."""
     salt, tokens = compiled.prefixes[code]
+    if not compiled.c.rules[Rule.hash_includes_salt]:
+        salt = ""
+    if not compiled.c.rules[Rule.hash_whole_prefix]:
+        block = tokens[-compiled.scope.block_size :]
+        tokens = (0,) * (len(tokens) - len(block)) + block
     return [salt, *tokens]
 
 

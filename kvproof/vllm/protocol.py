@@ -3,7 +3,7 @@
 A frame is four bytes of length (little endian) and that much msgpack. kvproof sends batches, lists
 of operations `[name, argument...]`; the driver answers each with the list of their answers:
 `[result, observation]` for an operation, None for a move of the state. The first frame of a driver
-is its vLLM's version.
+is its vLLM's version and the names of the rules whose guards it can take out.
 
 An operation that makes vLLM raise is answered with the result `["error", type, first line of the
 message, "file.py:function"]`, later ones with `["skipped"]`, until a move leads out of the broken
@@ -23,8 +23,8 @@ OPERATIONS = ("add", "abort", "schedule", "output", "drafts", "reset", "pause", 
 """Calls of the engine: answered with a result and an observation."""
 
 MOVES = ("new", "push", "pop", "peek")
-"""Moves of the state: build it from a scope, save it, go back to the last saved state, and the
-same without forgetting that one."""
+"""Moves of the state: build it from a scope (and take guards out, by their rules' names, until the
+next one), save it, go back to the last saved state, and the same without forgetting that one."""
 
 OBSERVATION = (
     "requests",

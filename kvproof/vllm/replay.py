@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvproof.trace import Moment, Trace, replay
+from kvproof.trace import Moment, Trace, TraceError, replay
 from kvproof.vllm import observation
 from kvproof.vllm.client import Client
 from kvproof.vllm.lockstep import compare, expect
@@ -31,10 +31,20 @@ class Replay:
 
 
 def replay_on_vllm(trace: Trace, client: Client) -> Replay:
-    """Run a trace's actions on both sides, compare after each, and stop at the first difference."""
+    """Run a trace's actions on both sides, compare after each, and stop at the first difference.
+
+    The guards of the rules that are off are taken out of the real classes; TraceError where that
+    cannot be done.
+    """
+    missing = sorted(set(trace.scope.rules_off) - client.guards)
+    if missing:
+        raise TraceError(
+            f"rules_off = {', '.join(missing)}: cannot be taken out of vLLM's classes by replacing "
+            f"one function; kvproof/vllm/guards_out.py has those that can"
+        )
     compiled = compile_scope(trace.scope)
     moments = tuple(replay(trace))
-    client.run([["new", observation.scope_values(trace.scope)]])
+    client.run([["new", observation.scope_values(trace.scope), trace.scope.rules_off]])
     for moment in moments:
         before, after, report = moment.before, moment.after, moment.report
         action = moment.action

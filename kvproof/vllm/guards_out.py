@@ -1,21 +1,13 @@
-"""Runs exported tests in vLLM's interpreter, with each guard in place and with it taken out.
+"""Guards of vLLM taken out of the real classes while a run is on them: one function each.
 
-`python guards_out.py FOLDER` imports `test_*.py` there and prints JSON: for each the error of a
-plain run and, if GUARDS names the file's rule, of one without the guard; an error is
-[type, message, the test's line that failed], None where the test passes.
+Runs in vLLM's interpreter: with its rule off in the model and its guard out here, a trace must do
+the same damage on both sides.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import logging
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -25,9 +17,10 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 
-Guard = tuple[Any, str, Callable[..., Any]]
+Guard = tuple[Any, str, Any]
 
 
 def _without(owner: Any, name: str, **fixed: Any) -> Guard:
@@ -36,7 +29,7 @@ def _without(owner: Any, name: str, **fixed: Any) -> Guard:
     return owner, name, lambda self, *args, **kwargs: method(self, *args, **{**kwargs, **fixed})
 
 
-def _keeping(attribute: str, empty: Any = 0) -> Guard:
+def _keeping(attribute: str) -> Guard:
     """A preemption that does not forget one attribute of its victim."""
     preempt = Scheduler._preempt_request
 
@@ -86,9 +79,33 @@ def _take_all_tokens(
     return every, stopped
 
 
+def _blind_to(method: Callable[..., Any], flag: str) -> Callable[..., Any]:
+    """The method, for which this flag is False on every request while it runs."""
+
+    def blind(self: Any, *args: Any, **kwargs: Any) -> Any:
+        marked = [request for request in self.requests.values() if getattr(request, flag)]
+        for request in marked:
+            setattr(request, flag, False)
+        result = method(self, *args, **kwargs)
+        for request in marked:
+            setattr(request, flag, True)
+        return result
+
+    return blind
+
+
+def _hit(**changes: Callable[[Any], Any]) -> Guard:
+    """A lookup with these of its arguments changed."""
+    find = FullAttentionManager.find_longest_cache_hit
+
+    def changed(cls: Any, /, **kwargs: Any) -> Any:
+        return find(**{**kwargs, **{name: to(kwargs[name]) for name, to in changes.items()}})
+
+    return FullAttentionManager, "find_longest_cache_hit", classmethod(changed)
+
+
 def _hash_of_tokens_alone(function: Any, parent: Any, tokens: Any, extra_keys: Any = None) -> Any:
-    places = len(parent or b"\0") - 1
-    return _hash_block_tokens(function, bytes(1 + places), tokens, extra_keys)
+    return _hash_block_tokens(function, bytes(len(parent or b"\0")), tokens, extra_keys)
 
 
 _finish_requests = Scheduler.finish_requests
@@ -116,6 +133,13 @@ GUARDS: dict[str, Guard] = {
         "prepend_n",
         FreeKVCacheBlockQueue.append_n,
     ),
+    "count_evictable_hits": (
+        FullAttentionManager,
+        "_get_num_evictable_blocks",
+        lambda self, blocks: 0,
+    ),
+    "recompute_last_token": _hit(max_length=lambda length: length + 1),
+    "drop_hit_before_drafting_head": _hit(drop_eagle_block=lambda drop: False),
     "hash_whole_prefix": (kv_cache_utils, "hash_block_tokens", _hash_of_tokens_alone),
     "hash_includes_salt": (
         kv_cache_utils,
@@ -133,9 +157,23 @@ GUARDS: dict[str, Guard] = {
     "forget_victim_drafts": _keeping("spec_token_ids"),
     "reset_only_unused_pool": (BlockPool, "reset_prefix_cache", _reset_anyway),
     "clear_hashes_on_reset": (BlockPool, "reset_prefix_cache", lambda self: True),
-    "drop_stale_output_on_reset": _without(Scheduler, "_preempt_request", drop_stale_output=False),
+    "drop_stale_output_on_reset": (
+        Scheduler,
+        "update_from_output",
+        _blind_to(Scheduler.update_from_output, "drop_stale_output"),
+    ),
     "drop_stale_output_of_producers": _without(
         Scheduler, "_preempt_request", drop_stale_output=False
+    ),
+    "ignore_drafts_of_prefill_chunks": (
+        Scheduler,
+        "update_draft_token_ids",
+        _blind_to(Scheduler.update_draft_token_ids, "is_prefill_chunk"),
+    ),
+    "remove_aborted_from_queues": (
+        FCFSRequestQueue,
+        "remove_requests",
+        lambda self, requests: None,
     ),
     "trim_output_after_stop": (Scheduler, "_update_request_with_output", _take_all_tokens),
     "fence_in_flight_frees": (Scheduler, "_free_request_blocks", _free_now),
@@ -168,41 +206,9 @@ GUARDS: dict[str, Guard] = {
 
 
 @contextmanager
-def _taken_out(rule: str) -> Iterator[None]:
-    owner, name, function = GUARDS[rule]
-    with patch.object(owner, name, function):
+def taken_out(rules: Iterable[str]) -> Iterator[None]:
+    """vLLM without the guards of these rules; KeyError names one that cannot be taken out."""
+    with ExitStack() as stack:
+        for owner, name, function in [GUARDS[rule] for rule in rules]:
+            stack.enter_context(patch.object(owner, name, function))
         yield
-
-
-def _error(module: ModuleType) -> list[str] | None:
-    (test,) = (
-        value
-        for name, value in vars(module).items()
-        if name.startswith("test_") and isinstance(value, FunctionType)
-    )
-    try:
-        test()
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.line or "" for frame in frames if frame.name == test.__name__]
-        return [type(error).__name__, str(error).partition("\n")[0], lines[-1]]
-    return None
-
-
-def main(folder: Path) -> None:
-    """Run every test of the folder."""
-    logging.disable(logging.CRITICAL)
-    sys.path.insert(0, str(folder))
-    results = {}
-    for path in sorted(folder.glob("test_*.py")):
-        module = importlib.import_module(path.stem)
-        rule = path.stem.removeprefix("test_")
-        results[rule] = {"plain": _error(module)}
-        if rule in GUARDS:
-            with _taken_out(rule):
-                results[rule]["without"] = _error(module)
-    print(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

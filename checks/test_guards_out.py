@@ -1,0 +1,108 @@
+"""Guards taken out of the real classes: the recorded runs do the same damage there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvproof.cli import main
+from kvproof.counterexamples import FOLDER
+from kvproof.minimize import with_rules_on
+from kvproof.trace import Trace, TraceError, load, replay
+from kvproof.vllm import observation
+from kvproof.vllm.client import Client
+from kvproof.vllm.replay import replay_on_vllm
+from model.compiled import compile_scope
+from spec.rules import Rule
+
+ROOT = Path(__file__).parent.parent
+
+
+def recorded(name: str) -> Trace:
+    return load(ROOT / FOLDER / f"{name}.json")
+
+
+def test_without_its_guard_vllm_does_what_the_model_does_without_the_rule(
+    vllm: Client, measured: Callable[[str], None]
+) -> None:
+    raised = 0
+    for name in sorted(vllm.guards):
+        trace = recorded(name)
+        done = replay_on_vllm(trace, vllm)
+        assert done.agrees, f"{name}, action {done.differs_at}: {done.fields}"
+        last = done.moments[-1]
+        assert len(done.moments) == len(trace.actions)
+        assert set(trace.broken) <= set(last.broken)
+        assert (done.error is not None) == bool(last.after.assertion)
+        raised += done.error is not None
+    measured(
+        f"guards out {len(vllm.guards)} of {len(Rule)} rules: the real classes do "
+        f"the same damage without them, observation by observation ({raised} raise)"
+    )
+    assert len(vllm.guards) >= 30
+
+
+def test_with_its_guard_vllm_survives_the_same_actions(
+    vllm: Client, measured: Callable[[str], None]
+) -> None:
+    for rule in Rule:
+        run = with_rules_on(recorded(rule.name))
+        assert run.broken == ()
+        done = replay_on_vllm(run, vllm)
+        assert done.agrees, f"{rule.name}, action {done.differs_at}: {done.fields}"
+        assert done.error is None
+    measured(
+        f"guards in  {len(Rule)} of {len(Rule)} rules: vLLM as it is survives the same actions"
+    )
+
+
+def observations(trace: Trace) -> list[object]:
+    compiled = compile_scope(trace.scope)
+    return [
+        (
+            observation.expected_result(compiled, m.before, m.after, m.action, m.report),
+            observation.observe(compiled, m.after),
+            m.after.assertion,
+        )
+        for m in replay(trace)
+    ]
+
+
+def test_what_is_observed_tells_a_guard_from_none(vllm: Client) -> None:
+    for name in sorted(vllm.guards):
+        trace = recorded(name)
+        assert observations(trace) != observations(with_rules_on(trace)), name
+
+
+def test_guards_are_back_in_with_the_next_run(vllm: Client) -> None:
+    trace = recorded("fence_in_flight_frees")
+    assert replay_on_vllm(trace, vllm).agrees
+    assert replay_on_vllm(with_rules_on(trace), vllm).agrees
+
+
+def test_a_rule_whose_guard_cannot_be_taken_out_is_refused(vllm: Client) -> None:
+    with pytest.raises(TraceError, match="rules_off = finish_once: cannot be taken out"):
+        replay_on_vllm(recorded("finish_once"), vllm)
+
+
+@pytest.mark.parametrize("name", ["fence_in_flight_frees", "finish_once"])
+def test_replay_tells_what_vllm_does_with_the_guard_and_without(
+    name: str,
+    vllm: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = str(ROOT / FOLDER / f"{name}.json")
+    monkeypatch.setattr(sys, "argv", ["kvproof", "replay", path, "--vllm"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    kept, taken_out = capsys.readouterr().out.splitlines()[-2:]
+    assert "as it is: " in kept
+    assert kept.endswith("each as on the model; broken: nothing")
+    assert f"without the guard of {name}: " in taken_out
+    broken = f"broken: {', '.join(recorded(name).broken)}"
+    assert taken_out.endswith(broken if name in vllm.guards else "that guard and nothing else")
