@@ -291,18 +291,15 @@ def test_a_lasso_survives_its_file(lasso: Lasso, tmp_path: Path) -> None:
         ({"broken": ("Nonsense",)}, "no progress property is named"),
         ({"format": "kvproof trace"}, "a lasso has"),
         ({"version": 99}, "a newer kvproof wrote it"),
-        ({"loop": []}, None),
+        ({"loop": []}, "loop is empty"),
         ({"stem": [{"do": "add", "request": 9}]}, "request 9"),
     ],
 )
 def test_a_file_that_is_no_sound_lasso_is_refused(
-    lasso: Lasso, tmp_path: Path, change: dict[str, object], words: str | None
+    lasso: Lasso, tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
     path = tmp_path / "lasso.json"
     path.write_bytes(msgspec.json.encode({**msgspec.to_builtins(lasso), **change}))
-    if words is None:
-        assert load_lasso(path).loop == ()
-        return
     with pytest.raises(TraceError, match=words):
         load_lasso(path)
 
