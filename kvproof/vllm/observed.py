@@ -94,7 +94,8 @@ def fill(
 ) -> None:
     """Write an observation into a record; the ghost device's fields stay as they are.
 
-    `codes` has the model's number of each prefix. A request that is not known any more is gone.
+    `codes` has the model's number of each prefix; KeyError where a published one is nobody's. A
+    request that is not known any more is gone.
     """
     values = dict(zip(protocol.OBSERVATION, seen, strict=True))
     for name in _OBSERVED:
@@ -197,7 +198,11 @@ class ObservedWorld:
         if seen is None:
             self._ended((Id.NoAssertion.name,), f"{action} raised {result}")
             return
-        fill(self.compiled, state, seen, self._codes)
+        try:
+            fill(self.compiled, state, seen, self._codes)
+        except KeyError as error:
+            self._ended((Id.PublishedSound.name,), f"nobody's prefix is published: {error}")
+            return
         if action.do == "schedule":
             self._scheduled(before, state, result)
         elif action.do == "output":
