@@ -33,6 +33,7 @@ def test_what_is_observed_of_the_model_is_the_models_own_state(seed: int) -> Non
     "rule",
     [
         "free_at_last_reference",
+        "hash_whole_prefix",
         "take_hit_from_free_queue",
         "publish_committed_tokens_only",
         "hold_blocks_until_load_done",
