@@ -302,16 +302,16 @@ class _Made(msgspec.Struct, frozen=True):
 def _recorded(path: Path, made: _Made) -> dict[int, Swept]:
     """The results in a record, which is begun if there is none; a line cut off is taken away."""
     head = msgspec.json.encode(made) + b"\n"
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if not path.exists() or path.stat().st_size == 0:
+        path.write_bytes(head)
+    first, *lines = path.read_bytes().splitlines(keepends=True)
+    if first != head:
+        raise TraceError(f"{path}: made by other sources or with another limit; name another file")
     if lines and not lines[-1].endswith(b"\n"):
         del lines[-1]
-        path.write_bytes(b"".join(lines))
-    if not lines:
-        path.write_bytes(head)
-    elif lines[0] != head:
-        raise TraceError(f"{path}: made by other sources or with another limit; name another file")
+        path.write_bytes(b"".join((head, *lines)))
     try:
-        results = [msgspec.json.decode(line, type=Swept) for line in lines[1:]]
+        results = [msgspec.json.decode(line, type=Swept) for line in lines]
     except msgspec.DecodeError as error:
         raise TraceError(f"{path}: not a record of a sweep: {error}") from error
     return {one.number: one for one in results}

@@ -122,12 +122,13 @@ def test_a_line_that_was_cut_off_is_searched_again(tmp_path: Path) -> None:
     assert record.read_bytes() == lines
 
 
-def test_another_file_is_refused_as_a_record_and_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["mine\n", "mine", "mine\nand more"])
+def test_another_file_is_refused_as_a_record_and_kept(tmp_path: Path, text: str) -> None:
     record = tmp_path / "notes.txt"
-    record.write_text("mine\n")
+    record.write_text(text)
     with pytest.raises(TraceError, match=r"notes\.txt"):
         sweep(1, limits=FEW, record=record)
-    assert record.read_text() == "mine\n"
+    assert record.read_text() == text
 
 
 def test_an_interrupted_sweep_keeps_what_is_done() -> None:
