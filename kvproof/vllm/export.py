@@ -26,7 +26,7 @@ from model.compiled import Compiled, compile_scope
 from model.record import Record
 from spec.invariants import INVARIANTS
 
-_SOURCE = Path(__file__).with_name("exported.py")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("exported.py", "config.py"))
 _CONNECTOR = ("Loads", "ScriptedConnector")
 _WIDTH = 99
 
@@ -114,40 +114,53 @@ def _docstring(trace: Trace) -> str:
 
 @cache
 def _definitions() -> dict[str, str]:
-    """Sources of what exported.py defines and imports, by name; imports by their module's."""
-    text = _SOURCE.read_text(encoding="utf-8")
+    """Sources of what the modules define and import, by name; imports by their module's."""
     found = {}
-    for node in ast.parse(text).body:
-        source = ast.get_source_segment(text, node) or ""
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            decorators = [f"@{ast.unparse(d)}\n" for d in node.decorator_list]
-            found[node.name] = "".join(decorators) + source
-        elif isinstance(node, ast.ImportFrom):
-            found[f"import {node.module}"] = source
-        elif isinstance(node, ast.Import):
-            found[f"import {node.names[0].name}"] = source
-        else:
-            found[f"line {node.lineno}"] = source
+    for path in _SOURCES:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            source = ast.get_source_segment(text, node) or ""
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                decorators = [f"@{ast.unparse(d)}\n" for d in node.decorator_list]
+                found[node.name] = "".join(decorators) + source
+            elif isinstance(node, ast.ImportFrom):
+                found[f"import {node.module}"] = source
+            elif isinstance(node, ast.Import):
+                found[f"import {node.names[0].name}"] = source
+            else:
+                found[f"{path.stem} line {node.lineno}"] = source
     return {name: source.replace("  # type: ignore[misc]", "") for name, source in found.items()}
 
 
 def _imports(known: dict[str, str], connector: bool) -> Iterator[str]:
-    for name, source in known.items():
-        if name.startswith("import ") and (connector or ".kv_connector." not in name):
-            if name == "import torch":
-                yield ""
-            yield source
-            if name == "import __future__":
-                yield ""
+    """The imports in the usual order, those of this project left out."""
+
+    def place(name: str) -> tuple[bool, bool, bool, str]:
+        package = name.split()[1].partition(".")[0]
+        return (
+            name != "import __future__",
+            package in ("torch", "vllm"),
+            known[name].startswith("from "),
+            name,
+        )
+
+    for name in sorted((name for name in known if name.startswith("import ")), key=place):
+        if name.startswith("import kvproof.") or (not connector and ".kv_connector." in name):
+            continue
+        if name == "import torch":
+            yield ""
+        yield known[name]
+        if name == "import __future__":
+            yield ""
 
 
 def _parts(known: dict[str, str], names: list[str], connector: bool) -> Iterator[str]:
-    """The definitions in the order of their file: all of the engine, the invariants asked for."""
+    """The definitions in the order of their files: all of the engine, the invariants asked for."""
     invariants = {_snake(invariant.id.name) for invariant in INVARIANTS}
     for name, source in known.items():
-        if name.startswith("line ") and "SCOPE: " not in source and '"""' not in source:
+        if " line " in name and "SCOPE: " not in source and '"""' not in source:
             yield source
-        elif name.startswith(("import ", "line ")):
+        elif name.startswith("import ") or " line " in name:
             continue
         elif (name not in invariants or name in names) and (connector or name not in _CONNECTOR):
             yield f"\n\n{source}"

@@ -6,24 +6,12 @@ imports vLLM and nothing else. `SCOPE` is there a dictionary of plain values.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.config import (
-    AttentionConfig,
-    AuxOutputConfig,
-    CacheConfig,
-    EncoderCacheManagerConfig,
-    KVTransferConfig,
-    ObservabilityConfig,
-    SchedulerConfig,
-    SpeculativeConfig,
-    VllmConfig,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -37,6 +25,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+
+from kvproof.vllm.config import build_config
 
 SCOPE: dict[str, Any] = {}
 STOP_TOKEN = 250
@@ -131,62 +121,6 @@ def prefix_hash(value: tuple[Any, tuple[int, ...], Any]) -> bytes:
     return bytes(parent) + bytes(tokens)
 
 
-def build_config() -> VllmConfig:
-    """The configuration of a scheduler without a model; what asks for a model is filled in."""
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(SCOPE["v2_model_runner"]))
-    config = object.__new__(VllmConfig)
-    config.scheduler_config = SchedulerConfig(
-        max_model_len=SCOPE["max_model_len"],
-        is_encoder_decoder=False,
-        max_num_seqs=SCOPE["max_num_seqs"],
-        max_num_batched_tokens=SCOPE["max_num_batched_tokens"],
-        max_num_scheduled_tokens=SCOPE["max_num_scheduled_tokens"],
-        policy=SCOPE["policy"],
-        long_prefill_token_threshold=SCOPE["long_prefill_token_threshold"],
-        enable_chunked_prefill=SCOPE["chunked_prefill"],
-        async_scheduling=SCOPE["async_scheduling"],
-        scheduler_reserve_full_isl=SCOPE["reserve_full_isl"],
-        watermark=SCOPE["watermark"],
-        disable_hybrid_kv_cache_manager=True,
-    )
-    config.cache_config = CacheConfig(
-        block_size=SCOPE["block_size"], enable_prefix_caching=SCOPE["prefix_caching"]
-    )
-    config.cache_config.num_gpu_blocks = SCOPE["num_blocks"]
-    config.model_config = SimpleNamespace(
-        max_model_len=SCOPE["max_model_len"],
-        is_diffusion=False,
-        is_encoder_decoder=False,
-        multimodal_config=None,
-        return_sampling_mask=False,
-        runner_type="generate",
-        supports_multimodal_inputs=False,
-        uses_mrope=False,
-    )
-    config.parallel_config = SimpleNamespace(
-        pipeline_parallel_size=SCOPE["pipeline_parallel_size"],
-        data_parallel_index=0,
-        decode_context_parallel_size=1,
-        prefill_context_parallel_size=1,
-    )
-    config.attention_config = AttentionConfig()
-    config.aux_output_config = AuxOutputConfig()
-    config.ec_manager_config = EncoderCacheManagerConfig()
-    config.observability_config = ObservabilityConfig()
-    if SCOPE["num_speculative_tokens"]:
-        config.speculative_config = object.__new__(SpeculativeConfig)
-        config.speculative_config.method = SCOPE["spec_method"]
-        config.speculative_config.num_speculative_tokens = SCOPE["num_speculative_tokens"]
-    if SCOPE["kv_role"]:
-        config.kv_transfer_config = KVTransferConfig(
-            kv_connector="ScriptedConnector",
-            kv_connector_module_path=__name__,
-            kv_role=SCOPE["kv_role"],
-            kv_load_failure_policy=SCOPE["kv_load_failure_policy"],
-        )
-    return config
-
-
 @dataclass
 class Step:
     """A step in flight, by request number: what the device was told when it was scheduled."""
@@ -275,7 +209,7 @@ class Engine:
         )
         scheduler_class = AsyncScheduler if SCOPE["async_scheduling"] else Scheduler
         self.scheduler = scheduler_class(
-            vllm_config=build_config(),
+            vllm_config=build_config(SCOPE, __name__),
             kv_cache_config=KVCacheConfig(
                 num_blocks=SCOPE["num_blocks"],
                 kv_cache_tensors=[],

@@ -22,7 +22,8 @@ from vllm.v1.request import Request
 from kvproof.simulate import clock
 from kvproof.simulate.settings import Settings
 from kvproof.simulate.workload import Session, token
-from kvproof.vllm.driver import build_config, build_scheduler, serve_on, vllm_location
+from kvproof.vllm.config import build_config
+from kvproof.vllm.driver import build_scheduler, serve_on, vllm_location
 from kvproof.vllm.monitor import Monitor
 
 
