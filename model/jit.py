@@ -6,7 +6,6 @@ decorated. With `NUMBA_DISABLE_JIT=1` every kernel is the plain Python function 
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import os
@@ -28,6 +27,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model", "spec", "kvproof")
 _HAS_KERNELS = re.compile(r"^\s*@kernel|\bkernel\(|\bnjit\b|\bnumba\b", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^\s*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|.*)|import\s+(.*))", re.MULTILINE
+)
+_NAME, _DOTTED = re.compile(r"\w+"), re.compile(r"[\w.]+")
 _FOLDERS_KEPT = 5
 
 
@@ -49,19 +52,15 @@ def sources(root: Path = _ROOT) -> list[Path]:
 
 
 def _imports(text: str) -> Iterator[tuple[str, ...]]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            module = tuple(node.module.split("."))
-            names = [(*module, alias.name) for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [tuple(alias.name.split(".")) for alias in node.names]
-        else:
-            continue
+    """What a module may import; each may be a module, or a name in one."""
+    for module, imported, plain in _IMPORT.findall(text):
+        names = [f"{module}.{name}" for name in _NAME.findall(imported)] or _DOTTED.findall(plain)
         for name in names:
-            # Each may be a module, or a name in one; a package runs its __init__ as well.
-            for length in range(1, len(name) + 1):
-                yield name[:length]
-                yield (*name[:length], "__init__")
+            parts = tuple(name.split("."))
+            # A package runs its __init__ as well.
+            for length in range(1, len(parts) + 1):
+                yield parts[:length]
+                yield (*parts[:length], "__init__")
 
 
 def source_key(root: Path = _ROOT) -> str:
