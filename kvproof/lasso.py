@@ -12,6 +12,7 @@ from kvproof.render import changes, scope_lines
 from kvproof.trace import (
     Trace,
     TraceError,
+    branches_taken,
     check_requests,
     decode,
     encode,
@@ -20,7 +21,6 @@ from kvproof.trace import (
     step,
 )
 from model.compiled import compile_scope
-from model.state import Status
 from spec.progress import Property
 from spec.scope import Scope
 
@@ -113,11 +113,7 @@ def check_returns(found: Lasso) -> None:
         first, last = moments[len(found.stem)].before, moments[-1].after
         if first.row.tobytes() != last.row.tobytes():
             raise TraceError("the loop does not return to the state that it starts from")
-        preempts = any(
-            moment.before.status[r] == Status.RUNNING and moment.after.status[r] == Status.PREEMPTED
-            for moment in moments[len(found.stem) :]
-            for r in range(len(found.scope.requests))
-        )
+        preempts = branches_taken(moments[len(found.stem) :], "preempted_")
         if Property.NoPreemptionCycle.name in found.broken and not preempts:
             raise TraceError("broken = NoPreemptionCycle: the loop preempts nobody")
 

@@ -15,9 +15,16 @@ from kvproof.check import Limits, check
 from kvproof.collect import collect
 from kvproof.cuts import Cut, cuts, weight
 from kvproof.scheduler_system import SchedulerSystem
-from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
+from kvproof.trace import (
+    Trace,
+    TraceError,
+    branches_taken,
+    from_codes,
+    names_of,
+    replay,
+    step,
+)
 from model.compiled import compile_scope
-from model.state import Branch
 from spec.invariants import Id
 from spec.scope import Scope
 
@@ -334,11 +341,5 @@ def _renumbered(values: Mapping[int, _T], number: Mapping[int, int]) -> dict[int
 def _way_of_falling(trace: Trace) -> tuple[object, ...]:
     """What tells two bugs apart that break the same invariant."""
     *_, last = replay(trace)
-    ways_out: tuple[Branch, ...] = ()
-    if Id.NoStall.name in trace.broken:
-        ways_out = tuple(
-            branch
-            for branch in Branch
-            if branch.name.startswith("waiting_") and last.report.branches[branch]
-        )
+    ways_out = branches_taken([last], "waiting_") if Id.NoStall.name in trace.broken else ()
     return last.action.do, int(last.after.assertion), ways_out

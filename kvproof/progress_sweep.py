@@ -7,15 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
 from kvproof.check import Limits
 from kvproof.lasso import Lasso
 from kvproof.pairwise import Cover
 from kvproof.progress import ProgressCheck, check_progress
 from kvproof.sweep import CONSTRAINTS, PARAMETERS, scope_of
-from kvproof.trace import replay
-from model.state import Branch
+from kvproof.trace import branches_taken, replay
 from spec.hangs import HANGS, Hang
 from spec.progress import Property
 
@@ -34,9 +31,7 @@ def place_of(found: Lasso) -> str:
     """
     moments = list(replay(found.rounds(1)))
     telling = moments[len(found.stem) :] or moments[-1:]
-    taken = np.any([moment.report.branches for moment in telling], axis=0)
-    words = ["+".join(found.broken)]
-    words += [b.name for b in Branch if b.name.startswith(_TELLING) and taken[b]]
+    words = ["+".join(found.broken), *branches_taken(telling, *_TELLING)]
     if any(o.load_fails for action in found.stem for o in action.outcomes.values()):
         words.append("after a failed synchronous load")
     elif any(action.failed_block is not None for action in found.stem):

@@ -23,7 +23,7 @@ from kvproof.collect import collect
 from kvproof.minimize import minimize
 from kvproof.pairwise import Constraint, Cover, Row, pairs_of
 from kvproof.scheduler_system import SchedulerSystem
-from kvproof.trace import Trace, TraceError, replay
+from kvproof.trace import Trace, TraceError, branches_taken, replay
 from model.jit import source_key
 from model.state import Assertion, Branch, Load
 from spec.findings import FINDINGS, Finding
@@ -253,8 +253,7 @@ def place_of(trace: Trace) -> str:
         words.append(Assertion(last.after.assertion).name.lower())
     if Id.NoStall.name in trace.broken:
         # Why nothing was scheduled: the way out of the scan that was taken.
-        taken = last.report.branches
-        words += [b.name for b in Branch if b.name.startswith("waiting_") and taken[b]]
+        words += branches_taken([last], "waiting_")
     outcomes = (o for action in trace.actions for o in action.outcomes.values())
     if any(outcome.load_fails for outcome in outcomes):
         words.append("after a failed synchronous load")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from kvproof import __version__
 from kvproof.actions import Action, name_action
@@ -16,6 +17,7 @@ from kvproof.answers import code_of, enabled_calls
 from model import engine
 from model.compiled import Compiled, compile_scope
 from model.record import Record
+from model.state import Branch
 from spec import invariants
 from spec.scope import Scope, ScopeError
 
@@ -64,6 +66,12 @@ class Moment:
     after: Record
     report: Record
     broken: tuple[str, ...]
+
+
+def branches_taken(moments: Sequence[Moment], *beginnings: str) -> tuple[str, ...]:
+    """The branches of the scheduler that these moments took, of those whose names begin so."""
+    taken = np.any([moment.report.branches for moment in moments], axis=0)
+    return tuple(b.name for b in Branch if b.name.startswith(beginnings) and taken[b])
 
 
 def names_of(mask: int) -> tuple[str, ...]:
