@@ -6,10 +6,11 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -35,7 +36,7 @@ from kvproof.matrix import matrix, page, table
 from kvproof.mermaid import mermaid
 from kvproof.minimize import Progress as Minimising
 from kvproof.minimize import minimize, with_rules_on
-from kvproof.progress import check_progress
+from kvproof.progress import ProgressCheck, check_progress
 from kvproof.progress_report import as_json as progress_as_json
 from kvproof.progress_report import (
     headline,
@@ -72,6 +73,8 @@ from spec.scope import MAX_REQUESTS, Scope, ScopeError, load_scope
 from spec.scopes import LOCKSTEP, SCOPES
 
 USAGE = 2
+
+_Searched = TypeVar("_Searched", Check, ProgressCheck)
 
 app = typer.Typer(
     help="A model checker for the vLLM v1 scheduler and its paged KV cache.",
@@ -128,6 +131,17 @@ def _progress_line(name: str) -> Iterator[Any]:
             )
 
         yield show
+
+
+def _searched(scopes: list[Scope], search: Callable[..., _Searched]) -> Iterator[_Searched]:
+    """Search scopes one by one, until one is interrupted; shows the progress of each."""
+    with _telling_of_compilation():
+        for scope in scopes:
+            with _progress_line(scope.name) as show:
+                one = search(scope, progress=show)
+            yield one
+            if one.result.reason == "interrupted":
+                break
 
 
 @contextmanager
@@ -238,18 +252,13 @@ def check_command(
             raise UsageError("--coverage = True: not with --progress, which has its own figures")
         _check_progress(chosen, limits, rename, trace, as_json)
     done = []
-    with _telling_of_compilation():
-        for scope in chosen:
-            with _progress_line(scope.name) as show:
-                one = check(scope, limits, rename=rename, progress=show)
-            done.append(one)
-            if not as_json:
-                _print_check(one, coverage)
-            if one.trace is not None and trace is not None:
-                save(one.trace, trace, force=force)
-                trace = None
-            if one.result.reason == "interrupted":
-                break
+    for one in _searched(chosen, partial(check, limits=limits, rename=rename)):
+        done.append(one)
+        if not as_json:
+            _print_check(one, coverage)
+        if one.trace is not None and trace is not None:
+            save(one.trace, trace, force=force)
+            trace = None
     if as_json:
         print(json.dumps([_as_json(one) for one in done], indent=1))
     raise typer.Exit(exit_code(one.result.outcome for one in done))
@@ -259,20 +268,15 @@ def _check_progress(
     scopes: list[Scope], limits: Limits, rename: bool, to: Path | None, as_json: bool
 ) -> NoReturn:
     done = []
-    with _telling_of_compilation():
-        for scope in scopes:
-            with _progress_line(scope.name) as show:
-                one = check_progress(scope, limits, rename=rename, show=show)
-            done.append(one)
-            if not as_json:
-                out.print(f"[bold]{scope.name}[/bold]: {headline(one)}")
-                for found in one.lassos:
-                    out.print(f"\n{render_lasso(found)}", markup=False)
-            if one.lassos and to is not None:
-                save_lasso(one.lassos[0], to)
-                to = None
-            if one.result.reason == "interrupted":
-                break
+    for one in _searched(scopes, partial(check_progress, limits=limits, rename=rename)):
+        done.append(one)
+        if not as_json:
+            out.print(f"[bold]{one.scope.name}[/bold]: {headline(one)}")
+            for found in one.lassos:
+                out.print(f"\n{render_lasso(found)}", markup=False)
+        if one.lassos and to is not None:
+            save_lasso(one.lassos[0], to)
+            to = None
     if as_json:
         print(json.dumps([progress_as_json(one) for one in done], indent=1))
     raise typer.Exit(exit_code(one.outcome for one in done))
@@ -503,9 +507,8 @@ def docs_command(
         raise UsageError(
             f"docs: there is no {COUNTEREXAMPLES}/ here; run it in the project's folder"
         )
-    for name in PAGES:
-        if folder.is_dir():
-            check_page("FOLDER", folder / name)
+    for name in PAGES if folder.is_dir() else ():
+        check_page("FOLDER", folder / name)
     with _telling_of_compilation():
         for path in [*write_findings(), *write_hangs(), *write_pages(), *write_docs(folder)]:
             out.print(str(path))

@@ -88,7 +88,7 @@ def check_progress(
     *,
     rename: bool = True,
     most: int = 1,
-    show: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> ProgressCheck:
     """Search a scope past every broken invariant and look for runs that get nowhere.
 
@@ -101,7 +101,7 @@ def check_progress(
         max_states=limits.states,
         max_memory=limits.memory,
         max_seconds=limits.seconds,
-        progress=show,
+        progress=progress,
         observe=recorder,
     )
     return _Analysis(scope, result, recorder, most).check()
