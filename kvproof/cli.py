@@ -14,13 +14,13 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from kvproof import __version__
 from kvproof.check import Check, Limits, check, exit_code
+from kvproof.console import Force, Json, err, out, telling_of_compilation
 from kvproof.counterexamples import FOLDER as COUNTEREXAMPLES
 from kvproof.counterexamples import NotNeeded, write, write_pages
 from kvproof.docs import PAGES, write_docs
@@ -65,7 +65,6 @@ from kvproof.vllm.lockstep import lockstep_scope
 from kvproof.vllm.loops import go_round
 from kvproof.vllm.replay import Replay, replay_on_vllm
 from kvproof.worlds import Violation
-from model.jit import compiling
 from spec.findings import FINDINGS
 from spec.invariants import INVARIANTS, Id
 from spec.rules import RULES
@@ -83,11 +82,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(simulate_app, name="simulate")
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 class UsageError(Exception):
@@ -105,12 +99,6 @@ def find_scope(name: str) -> Scope:
     raise UsageError(
         f"no scope is named {name!r}; `kvproof scopes` lists them, a file ends in .toml"
     )
-
-
-@contextmanager
-def _telling_of_compilation() -> Iterator[None]:
-    with compiling(lambda: err.print("compiling (a minute or so, kept for the next time)...")):
-        yield
 
 
 @contextmanager
@@ -135,7 +123,7 @@ def _progress_line(name: str) -> Iterator[Any]:
 
 def _searched(scopes: list[Scope], search: Callable[..., _Searched]) -> Iterator[_Searched]:
     """Search scopes one by one, until one is interrupted; shows the progress of each."""
-    with _telling_of_compilation():
+    with telling_of_compilation():
         for scope in scopes:
             with _progress_line(scope.name) as show:
                 one = search(scope, progress=show)
@@ -370,7 +358,7 @@ def sweep_command(
         if record is not None:
             raise UsageError("--record: not with --progress")
         _sweep_progress(count, seed, page, vllm, as_json)
-    with _telling_of_compilation(), _status_line() as show:
+    with telling_of_compilation(), _status_line() as show:
         done = sweep(
             count,
             seed=seed,
@@ -422,7 +410,7 @@ def sweep_command(
 def _sweep_progress(
     count: int, seed: int, page: Path | None, vllm: bool, as_json: bool
 ) -> NoReturn:
-    with _telling_of_compilation(), _status_line() as show:
+    with telling_of_compilation(), _status_line() as show:
         done = progress_sweep(count, seed=seed, progress=show)
     if page is not None:
         page.write_text(progress_sweep_page(done), encoding="utf-8")
@@ -448,7 +436,7 @@ def matrix_command(
 ) -> None:
     """Show which invariants fall without each rule, and after how many actions."""
     check_page("--page", page_file)
-    with _telling_of_compilation(), _status_line() as show:
+    with telling_of_compilation(), _status_line() as show:
         rows = matrix(progress=show)
     if page_file is not None:
         page_file.write_text(page(rows), encoding="utf-8")
@@ -471,7 +459,7 @@ def counterexamples_command(
     rules: Annotated[list[str] | None, typer.Argument(help="Rules; all by default.")] = None,
 ) -> None:
     """Search, minimise and write counterexamples/ anew: minutes for all rules."""
-    with _telling_of_compilation(), _status_line() as show:
+    with telling_of_compilation(), _status_line() as show:
         for path in write(rules or (), progress=show):
             out.print(str(path))
 
@@ -489,7 +477,7 @@ def prove_command(
     as_json: Json = False,
 ) -> None:
     """Prove invariants for all sizes with Z3: 0 all hold, 1 one fails, 3 one is unknown."""
-    with _telling_of_compilation():
+    with telling_of_compilation():
         raise typer.Exit(
             run_prove(
                 ProveOptions(name, rule_off, seconds, tie, configuration, page, as_json),
@@ -509,7 +497,7 @@ def docs_command(
         )
     for name in PAGES if folder.is_dir() else ():
         check_page("FOLDER", folder / name)
-    with _telling_of_compilation():
+    with telling_of_compilation():
         for path in [*write_findings(), *write_hangs(), *write_pages(), *write_docs(folder)]:
             out.print(str(path))
 
@@ -580,10 +568,10 @@ def replay_command(
 ) -> None:
     """Run a trace on the model and show each action; exit code 1 if an invariant is broken."""
     if is_lasso(file):
-        with _telling_of_compilation():
+        with telling_of_compilation():
             _replay_lasso(load_lasso(file), vllm, as_json)
     trace = load(file)
-    with _telling_of_compilation():
+    with telling_of_compilation():
         moments = list(replay(trace))
     broken = sorted({name for moment in moments for name in moment.broken})
     if not as_json:
@@ -623,7 +611,7 @@ def minimize_command(
     check_output("--to", to, force=force)
     trace = load(file)
     reports: list[Minimising] = []
-    with _telling_of_compilation(), _minimising() as show:
+    with telling_of_compilation(), _minimising() as show:
 
         def progress(report: Minimising) -> None:
             reports[:] = [report]
@@ -677,7 +665,7 @@ def export_command(
     if [vllm_test, as_itf, as_mermaid, as_dot].count(True) != 1:
         raise UsageError("export: give one of --vllm-test, --itf, --mermaid, --dot")
     check_output("--to", to, force=force)
-    with _telling_of_compilation():
+    with telling_of_compilation():
         if as_dot:
             is_trace = file.suffix == ".json"
             text = dot(load(file).scope if is_trace else find_scope(str(file)))
@@ -700,7 +688,7 @@ def lockstep_command(
     """Replay every transition of scopes on the real vLLM classes and compare."""
     reports = []
     chosen = [find_scope(name) for name in scopes or LOCKSTEP]
-    with _telling_of_compilation(), Client(version) as client:
+    with telling_of_compilation(), Client(version) as client:
         for scope in chosen:
             with _status_line() as show:
                 report = lockstep_scope(scope, client, progress=show)
@@ -750,7 +738,7 @@ def random_command(
     """Random runs over drawn scopes; exit code 1 at the first that breaks something or differs."""
     started = time.perf_counter()
     with (
-        _telling_of_compilation(),
+        telling_of_compilation(),
         nullcontext() if on == "model" else Client(version) as client,
         _status_line() as show,
     ):

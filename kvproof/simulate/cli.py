@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kvproof.console import Force, Json, err, out, telling_of_compilation
 from kvproof.render import render
 from kvproof.simulate import plot as plotting
 from kvproof.simulate import real, report
@@ -26,11 +26,8 @@ from kvproof.simulate.summary import check_file, summarise, write_csv
 from kvproof.simulate.workload import draw
 from kvproof.trace import save
 from kvproof.vllm.environment import DEFAULT_VERSION
-from model.jit import compiling
 
 app = typer.Typer(help="Serve workloads with the real classes on a simulated clock.")
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
 
 _DEFAULT = Settings()
 
@@ -50,8 +47,6 @@ Warmup = Annotated[
 ]
 CheckEvery = Annotated[int, typer.Option(help="Steps between checks of everything; 0: at the end.")]
 Version = Annotated[str, typer.Option(help="Release of vLLM.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 @contextmanager
@@ -187,7 +182,7 @@ def lockstep(
         check_file("--trace", trace, (".json",), force=force)
     settings = Settings(policy=policy, depth=depth, seed=seed)
     with (
-        compiling(lambda: err.print("compiling the model (once, up to a minute)...")),
+        telling_of_compilation(),
         _progress_bar("lockstep", "episodes") as progress,
     ):
         done = run_episodes(settings, episodes, version=version, progress=progress)

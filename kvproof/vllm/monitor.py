@@ -156,8 +156,6 @@ class Monitor:
     def _fall(self, invariant: str, seen: str) -> NoReturn:
         raise Broken(invariant, seen)
 
-    # ---- one step
-
     def _check_selection(self, before: Before, output: Any, hits: dict[str, int]) -> None:
         scheduler = self._scheduler
         counts = output.num_scheduled_tokens
@@ -324,8 +322,6 @@ class Monitor:
             self._free[block] = None
             self._free.move_to_end(block, last=False)
         del self._sessions[name]
-
-    # ---- everything
 
     def _queue(self) -> list[int]:
         queue = []
