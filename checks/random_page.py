@@ -127,5 +127,11 @@ def page() -> str:
     )
 
 
+def print_guided_cells() -> None:
+    """A line for each sampled rule, its name and its guided cell of the page."""
+    for rule in sampled_rules():
+        print(rule.name, examples_cell(hunt_without(rule, guided=True)), sep="\t", flush=True)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
