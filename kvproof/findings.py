@@ -7,7 +7,7 @@ from pathlib import Path
 from kvproof.check import check
 from kvproof.render import render
 from kvproof.trace import Trace, save
-from spec.findings import FINDINGS, Finding
+from spec.findings import FINDINGS, Finding, OpenFinding
 
 FOLDER = Path("counterexamples/findings")
 
@@ -35,6 +35,18 @@ def write_findings(folder: Path = FOLDER) -> list[Path]:
     return paths
 
 
+def account(finding: OpenFinding, run: str) -> list[str]:
+    """Lines of a page that tell a finding, with a run of it."""
+    return [
+        f"{finding.account}\n",
+        f"**Who can meet it.** {finding.reachable}\n",
+        f"**What would mend it.** {finding.mend}\n",
+        "```",
+        run.rstrip(),
+        "```\n",
+    ]
+
+
 def findings_page() -> str:
     """docs/findings.md: each finding with its shortest run, for a maintainer to act on."""
     lines = [
@@ -56,11 +68,6 @@ def findings_page() -> str:
             f'<a id="{finding.id}"></a>\n',
             f"## {finding.title}\n",
             f"`{finding.broken.name}` falls; `{finding.where}`.\n",
-            f"{finding.account}\n",
-            f"**Who can meet it.** {finding.reachable}\n",
-            f"**What would mend it.** {finding.mend}\n",
-            "```",
-            render(find(finding)).rstrip(),
-            "```\n",
+            *account(finding, render(find(finding))),
         ]
     return "\n".join(lines)

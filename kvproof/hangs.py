@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvproof.findings import account
 from kvproof.lasso import Lasso, render_lasso, save_lasso
 from kvproof.progress import check_progress
 from spec.hangs import GUARDS, HANGS, Guard, Hang
@@ -153,11 +154,6 @@ def _findings() -> list[str]:
             f'<a id="{hang.id}"></a>\n',
             f"### {hang.title}\n",
             f"{', '.join(f'`{one.name}`' for one in hang.broken)}; `{hang.where}`.\n",
-            f"{hang.account}\n",
-            f"**Who can meet it.** {hang.reachable}\n",
-            f"**What would mend it.** {hang.mend}\n",
-            "```",
-            render_lasso(find_hang(hang)).rstrip(),
-            "```\n",
+            *account(hang, render_lasso(find_hang(hang))),
         ]
     return lines

@@ -16,28 +16,36 @@ _R = RequestSpec
 _E = External
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, kw_only=True)
+class OpenFinding:
     """One finding: where it shows, what falls, who can meet it, and what would mend it.
 
-    The search for it passes over the invariants in `past`: they fall earlier, as another finding.
     `places` are patterns of places of the sweep that it explains.
     """
 
     id: str
     title: str
     scope: Scope
-    broken: Id
     where: str
     account: str
     reachable: str
     mend: str
-    past: tuple[Id, ...] = ()
     places: tuple[str, ...] = ()
 
     def explains(self, place: str) -> bool:
-        """Whether a violation at this place of the sweep is this finding."""
+        """Whether what is at this place of the sweep is this finding."""
         return any(fnmatchcase(place, pattern) for pattern in self.places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding(OpenFinding):
+    """A finding that breaks an invariant.
+
+    The search for it passes over the invariants in `past`: they fall earlier, as another finding.
+    """
+
+    broken: Id
+    past: tuple[Id, ...] = ()
 
 
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"

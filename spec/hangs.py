@@ -7,11 +7,10 @@ against hanging, each with a scope in which its absence is seen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import msgspec
 
-from spec.findings import FINDINGS
+from spec.findings import FINDINGS, OpenFinding
 from spec.progress import Property
 from spec.rule_scopes import SEEDS
 from spec.rules import Rule
@@ -38,26 +37,11 @@ _PROMPT_BESIDE_A_LOAD = Scope(
 )
 
 
-@dataclass(frozen=True)
-class Hang:
-    """One finding: where it shows, what falls, who can meet it, and what would mend it.
+@dataclass(frozen=True, kw_only=True)
+class Hang(OpenFinding):
+    """A finding that breaks progress properties."""
 
-    `places` are patterns of places of the sweep that it explains.
-    """
-
-    id: str
-    title: str
-    scope: Scope
     broken: tuple[Property, ...]
-    where: str
-    account: str
-    reachable: str
-    mend: str
-    places: tuple[str, ...]
-
-    def explains(self, place: str) -> bool:
-        """Whether a lasso at this place of the sweep is this finding."""
-        return any(fnmatchcase(place, pattern) for pattern in self.places)
 
 
 def _told(identity: str, broken: tuple[Property, ...], *places: str) -> Hang:
