@@ -13,7 +13,7 @@ test: $(VENV)/ready
 	$(BIN)/pytest tests/
 
 vllm: $(VENV)/ready
-	$(BIN)/python -m kvproof.vllm.environment
+	$(BIN)/python -m kvproof.lockstep.environment
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

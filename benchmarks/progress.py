@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from kvproof.check import check
-from kvproof.progress import check_progress
-from spec.scopes import SCOPES
+from kvproof.check.check import check
+from kvproof.check.check_progress import check_progress
+from kvproof.scopes.named import SCOPES
 
 ROUNDS = 3
 # Scopes that take long enough to time.

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvproof.check import check
-from spec.scopes import SCOPES
+from kvproof.check.check import check
+from kvproof.scopes.named import SCOPES
 
 ROUNDS = 5
 # Scopes that take long enough to time.
@@ -24,7 +24,7 @@ def start_up(cache: str) -> float:
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
     started = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-c", "from kvproof.cli import main; main()", "check", "two-equal"],
+        [sys.executable, "-c", "from kvproof.cli.main import main; main()", "check", "two-equal"],
         check=True,
         capture_output=True,
         cwd=ROOT,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
-from kvproof.explore import explore
+from kvproof.search.explore import explore
 from tests.two_phase_commit import TwoPhaseCommit, plain_search
 
 ROUNDS = 5

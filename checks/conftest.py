@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvproof.vllm import environment
-from kvproof.vllm.client import Client
+from kvproof.lockstep import environment
+from kvproof.lockstep.client import Client
 
 _LINES = pytest.StashKey[list[str]]()
 

@@ -27,14 +27,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvproof.draw import Chooser, RandomChooser, Size, draw_scope
-from kvproof.minimize import minimize
-from kvproof.render import render
-from kvproof.runs import SIZES
-from kvproof.trace import Trace, TraceError, dumps, save
-from kvproof.vllm.follow import Difference
-from kvproof.worlds import Tally, Violation, World, draw_code
-from spec.scope import MAX_REQUESTS, Scope
+from kvproof.check.minimize import minimize
+from kvproof.lockstep.follow import Difference
+from kvproof.model.scope import MAX_REQUESTS, Scope
+from kvproof.scopes.draw import Chooser, RandomChooser, Size, draw_scope
+from kvproof.trace.render import render
+from kvproof.trace.trace import Trace, TraceError, dumps, save
+from kvproof.walks.runs import SIZES
+from kvproof.walks.worlds import Tally, Violation, World, draw_code
 
 _T = TypeVar("_T")
 

@@ -10,12 +10,12 @@ from hypothesis import Phase, Verbosity, settings
 import checks.conftest  # noqa: F401 (registers the profiles)
 from checks.pinned import WITHOUT_RENAMING
 from checks.random_machines import Hunt, run
-from kvproof.coverage import Coverage, cover, states_reached
-from kvproof.worlds import ModelWorld
-from model.engine import Kind
-from model.state import Branch
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.model.engine import Kind
+from kvproof.model.rules import Rule
+from kvproof.model.state import Branch
+from kvproof.scopes.named import SCOPES
+from kvproof.walks.coverage import Coverage, cover, states_reached
+from kvproof.walks.worlds import ModelWorld
 
 PAGE = Path(__file__).parent.parent / "docs" / "random.md"
 RUNS, STEPS = 500, 60

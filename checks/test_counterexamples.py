@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvproof.check import check
-from kvproof.counterexamples import FOLDER, page
-from kvproof.minimize import follow
-from kvproof.trace import Trace, load, replay
-from spec.rule_scopes import PAST
-from spec.rules import Rule
+from kvproof.check.check import check
+from kvproof.check.minimize import follow
+from kvproof.evidence.counterexamples import FOLDER, page
+from kvproof.model.rules import Rule
+from kvproof.spec.rule_scopes import PAST
+from kvproof.trace.trace import Trace, load, replay
 
 ROOT = Path(__file__).parent.parent
 each = pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.name)

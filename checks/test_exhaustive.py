@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from checks.pinned import PINNED, WITHOUT_RENAMING
-from kvproof.check import check
-from model.state import Branch
-from spec.invariants import Id
-from spec.scopes import SCOPES
+from kvproof.check.check import check
+from kvproof.model.state import Branch
+from kvproof.scopes.named import SCOPES
+from kvproof.spec.masks import Id
 
 
 @pytest.mark.parametrize("name", SCOPES)

@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvproof.counterexamples import FOLDER
-from kvproof.findings import FOLDER as FINDINGS_FOLDER
-from kvproof.trace import load
-from kvproof.vllm import environment
-from kvproof.vllm.client import Client
-from kvproof.vllm.export import export_test
-from spec.findings import FINDINGS, Finding
-from spec.rules import Rule
+from kvproof.evidence.counterexamples import FOLDER
+from kvproof.evidence.finding_pages import FOLDER as FINDINGS_FOLDER
+from kvproof.lockstep import environment
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.export import export_test
+from kvproof.model.rules import Rule
+from kvproof.spec.findings import FINDINGS, Finding
+from kvproof.trace.trace import load
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.explore import explore
-from kvproof.findings import FOLDER, find
-from kvproof.scheduler_system import SchedulerSystem
-from kvproof.trace import load
-from kvproof.vllm.client import Client
-from kvproof.vllm.lockstep import lockstep
-from kvproof.vllm.replay import replay_on_vllm
-from spec.findings import FINDINGS, Finding
-from spec.invariants import Id
+from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.evidence.finding_pages import FOLDER, find
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.lockstep import lockstep
+from kvproof.lockstep.vllm_replay import replay_on_vllm
+from kvproof.search.explore import explore
+from kvproof.spec.findings import FINDINGS, Finding
+from kvproof.spec.masks import Id
+from kvproof.trace.trace import load
 
 ROOT = Path(__file__).parent.parent
 each = pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)

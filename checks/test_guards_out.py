@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.cli import main
-from kvproof.counterexamples import FOLDER
-from kvproof.minimize import with_rules_on
-from kvproof.trace import Trace, TraceError, load, replay
-from kvproof.vllm import observation
-from kvproof.vllm.client import Client
-from kvproof.vllm.replay import replay_on_vllm
-from model.compiled import compile_scope
-from spec.rules import Rule
+from kvproof.check.minimize import with_rules_on
+from kvproof.cli.main import main
+from kvproof.evidence.counterexamples import FOLDER
+from kvproof.lockstep import observation
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.vllm_replay import replay_on_vllm
+from kvproof.model.compiled import compile_scope
+from kvproof.model.rules import Rule
+from kvproof.trace.trace import Trace, TraceError, load, replay
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from checks.pinned import PINNED
-from kvproof.symbolic.command import tie_line
-from kvproof.symbolic.configurations import SEARCHED, find_configuration
-from kvproof.symbolic.proofs import (
+from kvproof.cli.prove import tie_line
+from kvproof.model.rules import Rule
+from kvproof.proof.configurations import SEARCHED, find_configuration
+from kvproof.proof.proofs import (
     NEEDS,
     THEOREMS,
     Need,
@@ -18,11 +19,10 @@ from kvproof.symbolic.proofs import (
     prove_theorem,
     prove_without,
 )
-from kvproof.symbolic.report import summary
-from kvproof.symbolic.tie.compare import SMALL, compare_scope
-from kvproof.trace import load
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.proof.report import summary
+from kvproof.proof.tie.compare import SMALL, compare_scope
+from kvproof.scopes.named import SCOPES
+from kvproof.trace.trace import load
 
 ROOT = Path(__file__).parent.parent
 each_need = pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from checks.pinned import PINNED
-from kvproof.render import render
-from kvproof.vllm.client import Client
-from kvproof.vllm.lockstep import lockstep_scope
-from spec.scopes import IN_FLIGHT, LOCKSTEP, SCOPES, SYNCHRONOUS
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.lockstep import lockstep_scope
+from kvproof.scopes.named import IN_FLIGHT, LOCKSTEP, SCOPES, SYNCHRONOUS
+from kvproof.trace.render import render
 
 
 @pytest.mark.parametrize("name", LOCKSTEP)

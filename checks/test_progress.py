@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.hangs import FOLDER, find_guard, find_hang
-from kvproof.lasso import load_lasso
-from kvproof.progress import check_progress
-from kvproof.progress_report import progress_sweep_page
-from kvproof.progress_sweep import ProgressSweep, explanation, place_of, progress_sweep
-from kvproof.sweep import FULL
-from kvproof.vllm.client import Client
-from kvproof.vllm.loops import ROUNDS, go_round
-from spec.hangs import GUARDS, HANGS, Guard, Hang
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.check.check_progress import check_progress
+from kvproof.evidence.hang_pages import FOLDER, find_guard, find_hang
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.loops import ROUNDS, go_round
+from kvproof.model.rules import Rule
+from kvproof.scopes.named import SCOPES
+from kvproof.spec.hangs import GUARDS, HANGS, Guard, Hang
+from kvproof.sweep.progress_report import progress_sweep_page
+from kvproof.sweep.progress_sweep import ProgressSweep, explanation, place_of, progress_sweep
+from kvproof.sweep.sweep import FULL
+from kvproof.trace.lasso import load_lasso
 
 ROOT = Path(__file__).parent.parent
 each_hang = pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.id)

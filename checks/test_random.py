@@ -13,17 +13,17 @@ from hypothesis import Phase, Verbosity, settings
 
 from checks.random_machines import FOLDER, Hunt, account, run
 from checks.random_page import PAGE, sampled_rules, states_row
-from kvproof.coverage import states_reached
-from kvproof.minimize import follow
-from kvproof.runs import random_runs
-from kvproof.trace import load, replay
-from kvproof.vllm.client import Client
-from kvproof.vllm.follow import MOST_REQUESTS, Difference, On, opener
-from kvproof.vllm.replay import replay_on_vllm
-from kvproof.worlds import ModelWorld, Violation
-from spec.rules import Rule
-from spec.scope import MAX_REQUESTS
-from spec.scopes import SCOPES
+from kvproof.check.minimize import follow
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.follow import MOST_REQUESTS, Difference, On, opener
+from kvproof.lockstep.vllm_replay import replay_on_vllm
+from kvproof.model.rules import Rule
+from kvproof.model.scope import MAX_REQUESTS
+from kvproof.scopes.named import SCOPES
+from kvproof.trace.trace import load, replay
+from kvproof.walks.coverage import states_reached
+from kvproof.walks.runs import random_runs
+from kvproof.walks.worlds import ModelWorld, Violation
 
 ROOT = Path(__file__).parent.parent
 STALE = "run `python -m checks.random_page`"

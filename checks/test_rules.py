@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.counterexamples import FOLDER
-from kvproof.cuts import weight
-from kvproof.matrix import Row, matrix, page
-from kvproof.trace import load
-from spec.invariants import INVARIANTS, Id
-from spec.rule_scopes import SEEDS
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.evidence.counterexamples import FOLDER
+from kvproof.evidence.matrix import Row, matrix, page
+from kvproof.model.rules import Rule
+from kvproof.scopes.cuts import weight
+from kvproof.scopes.named import SCOPES
+from kvproof.spec.invariants import INVARIANTS
+from kvproof.spec.masks import Id
+from kvproof.spec.rule_scopes import SEEDS
+from kvproof.trace.trace import load
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "matrix.md"

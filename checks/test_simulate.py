@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from kvproof.lockstep import environment
 from kvproof.simulate.comparison import Cause, compare_runs
 from kvproof.simulate.real import run_on_vllm
 from kvproof.simulate.scaled import run_episodes
 from kvproof.simulate.serq import Variant, run_on_serq
-from kvproof.simulate.settings import Settings
-from kvproof.simulate.workload import draw
-from kvproof.vllm import environment
+from kvproof.workload.sessions import draw
+from kvproof.workload.settings import Settings
 
 pytestmark = pytest.mark.skipif(
     environment.find() is None,

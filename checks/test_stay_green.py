@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from kvproof.actions import enabled_codes
-from kvproof.explore import Chunk, explore
-from kvproof.scheduler_system import SchedulerSystem
-from model import engine
-from model.compiled import Compiled
-from model.engine import Kind
-from model.record import Record
-from model.state import Phase
-from spec.scopes import SCOPES
+from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.model import engine
+from kvproof.model.compiled import Compiled
+from kvproof.model.engine import Kind
+from kvproof.model.state import Phase
+from kvproof.native.record import Record
+from kvproof.scopes.named import SCOPES
+from kvproof.search.explore import Chunk, explore
+from kvproof.trace.actions import enabled_codes
 
 
 def all_rows(name: str) -> tuple[Compiled, list[np.ndarray]]:

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kvproof.pairwise import pairs_of
-from kvproof.sweep import FULL, QUICK, Sweep, explanation, summary_page, sweep
-from spec.findings import FINDINGS
+from kvproof.check.known import explanation
+from kvproof.scopes.cover import pairs_of
+from kvproof.spec.findings import FINDINGS
+from kvproof.sweep.sweep import FULL, QUICK, Sweep, summary_page, sweep
 
 PAGE = Path(__file__).parent.parent / "docs" / "sweep.md"
 

@@ -1,5 +1,5 @@
 """`python -m kvproof` is the command `kvproof`."""
 
-from kvproof.cli import main
+from kvproof.cli.main import main
 
 main()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from model import block_pool, kv_cache
-from model.jit import kernel
-from model.state import Assertion, Status
-from spec.rules import Rule
+from kvproof.model import block_pool, kv_cache
+from kvproof.model.rules import Rule
+from kvproof.model.state import Assertion, Status
+from kvproof.native.jit import kernel
 
 
 @kernel

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from model.jit import kernel
-from model.state import Assertion, Branch
-from spec.rules import Rule
+from kvproof.model.rules import Rule
+from kvproof.model.state import Assertion, Branch
+from kvproof.native.jit import kernel
 
 
 @kernel

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from model import engine
-from model.record import Layout, Record, Words
-from model.state import REPORT, SCOPE, STATE, Branch
-from spec.rules import Rule
-from spec.scope import RequestSpec, Scope
+from kvproof.model import engine
+from kvproof.model.rules import Rule
+from kvproof.model.scope import RequestSpec, Scope
+from kvproof.model.state import REPORT, SCOPE, STATE, Branch
+from kvproof.native.record import Layout, Record, Words
 
 MAX_INVARIANTS = 32
 

@@ -6,10 +6,10 @@ for each request it has a prefix of a given length and loads it with or without 
 
 from __future__ import annotations
 
-from model import block_pool, kv_cache, queues
-from model.jit import kernel
-from model.state import Assertion, Branch, Load, Status
-from spec.rules import Rule
+from kvproof.model import block_pool, kv_cache, queues
+from kvproof.model.rules import Rule
+from kvproof.model.state import Assertion, Branch, Load, Status
+from kvproof.native.jit import kernel
 
 
 @kernel

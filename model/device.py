@@ -10,8 +10,8 @@ shows nothing more: a transfer can land before or after it either way.
 
 from __future__ import annotations
 
-from model.jit import kernel
-from model.state import Load
+from kvproof.model.state import Load
+from kvproof.native.jit import kernel
 
 
 @kernel

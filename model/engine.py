@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from model import block_pool, device, scheduler
-from model.jit import kernel
-from model.state import Load, Pause, Phase, Status
-from spec.rules import Rule
+from kvproof.model import block_pool, device, scheduler
+from kvproof.model.rules import Rule
+from kvproof.model.state import Load, Pause, Phase, Status
+from kvproof.native.jit import kernel
 
 
 class Kind(IntEnum):

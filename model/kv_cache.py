@@ -6,10 +6,10 @@ vllm/v1/core/single_type_kv_cache_manager.py.
 
 from __future__ import annotations
 
-from model import block_pool
-from model.jit import kernel
-from model.state import Assertion, Branch, Status
-from spec.rules import Rule
+from kvproof.model import block_pool
+from kvproof.model.rules import Rule
+from kvproof.model.state import Assertion, Branch, Status
+from kvproof.native.jit import kernel
 
 
 @kernel

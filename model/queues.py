@@ -6,7 +6,7 @@ A priority queue is kept sorted: vLLM's heap pops in this order whatever its inn
 
 from __future__ import annotations
 
-from model.jit import kernel
+from kvproof.native.jit import kernel
 
 
 @kernel

@@ -5,10 +5,10 @@ Stands for vllm/v1/core/sched/scheduler.py, for text requests with one full-atte
 
 from __future__ import annotations
 
-from model import async_scheduler, block_pool, connector, kv_cache, queues
-from model.jit import kernel
-from model.state import Assertion, Branch, Load, Pause, Status
-from spec.rules import Rule
+from kvproof.model import async_scheduler, block_pool, connector, kv_cache, queues
+from kvproof.model.rules import Rule
+from kvproof.model.state import Assertion, Branch, Load, Pause, Status
+from kvproof.native.jit import kernel
 
 _STOPPED = int(Status.FINISHED_STOPPED)
 _LENGTH_CAPPED = int(Status.FINISHED_LENGTH_CAPPED)

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from model.record import Field, Schema
+from kvproof.native.record import Field, Schema
 
 
 class Status(IntEnum):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from spec.invariants import Id
-from spec.scope import External, RequestSpec, Scope
+from kvproof.model.scope import External, RequestSpec, Scope
+from kvproof.spec.masks import Id
 
 _R = RequestSpec
 _E = External

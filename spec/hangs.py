@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from spec.findings import FINDINGS, OpenFinding
-from spec.progress import Property
-from spec.rule_scopes import SEEDS
-from spec.rules import Rule
-from spec.scope import External, RequestSpec, Scope
-from spec.scopes import SCOPES
+from kvproof.model.rules import Rule
+from kvproof.model.scope import External, RequestSpec, Scope
+from kvproof.scopes.named import SCOPES
+from kvproof.spec.findings import FINDINGS, OpenFinding
+from kvproof.spec.progress import Property
+from kvproof.spec.rule_scopes import SEEDS
 
 _R = RequestSpec
 _E = External

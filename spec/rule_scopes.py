@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spec.invariants import Id
-from spec.rules import Rule
-from spec.scope import External, RequestSpec, Scope
+from kvproof.model.rules import Rule
+from kvproof.model.scope import External, RequestSpec, Scope
+from kvproof.spec.masks import Id
 
 _R = RequestSpec
 _E = External

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from model import connector, device, engine
-from model.block_pool import find_free
-from model.jit import kernel
-from model.state import Load, Status
-from spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
+from kvproof.model import connector, device, engine
+from kvproof.model.block_pool import find_free
+from kvproof.model.state import Load, Status
+from kvproof.native.jit import kernel
+from kvproof.spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
 
 
 @kernel

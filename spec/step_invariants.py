@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from model import engine, scheduler
-from model.block_pool import find_free
-from model.jit import kernel
-from model.queues import find
-from model.state import Load, Pause, Phase, Status
-from spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
+from kvproof.model import engine, scheduler
+from kvproof.model.block_pool import find_free
+from kvproof.model.queues import find
+from kvproof.model.state import Load, Pause, Phase, Status
+from kvproof.native.jit import kernel
+from kvproof.spec.verdicts import BROKEN, HOLDS, VACUOUS, count, verdict
 
 
 @kernel

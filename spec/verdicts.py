@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.jit import kernel
+from kvproof.native.jit import kernel
 
 VACUOUS = 0
 HOLDS = 1

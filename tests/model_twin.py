@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvproof.actions import Action
-from kvproof.answers import code_of
-from kvproof.trace import step
-from kvproof.vllm import observation
-from model.compiled import compile_scope
-from spec.scope import Scope
+from kvproof.lockstep import observation
+from kvproof.model.compiled import compile_scope
+from kvproof.model.scope import Scope
+from kvproof.trace.actions import Action
+from kvproof.trace.answers import code_of
+from kvproof.trace.trace import step
 
 
 class ModelTwin:

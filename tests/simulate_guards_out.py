@@ -20,9 +20,9 @@ from vllm.v1.core.sched import scheduler as scheduler_module
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from kvproof.simulate.settings import Settings
-from kvproof.simulate.workload import draw
 from kvproof.vllm import serving
+from kvproof.workload.sessions import draw
+from kvproof.workload.settings import Settings
 
 SMALL = {"pool": 400, "rate": 12.0, "horizon": 4.0, "warmup": 0.0, "check_every": 500}
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kvproof.cli import main
-from spec.scopes import SCOPES
+from kvproof.cli.main import main
+from kvproof.scopes.named import SCOPES
 
 ROOT = Path(__file__).parent.parent
 
 
 def kvproof(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from kvproof.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from kvproof.cli.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.cli import main
-from kvproof.trace import Trace, load, save
-from kvproof.vllm.export import export_test
-from spec.scope import ScopeError, scope_from_dict
+from kvproof.cli.main import main
+from kvproof.lockstep.export import export_test
+from kvproof.model.scope import ScopeError, scope_from_dict
+from kvproof.trace.trace import Trace, load, save
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "counterexamples" / "free_tail_first.json"

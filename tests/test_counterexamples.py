@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvproof import counterexamples as module
-from kvproof.counterexamples import FOLDER, NotNeeded, find, write
-from kvproof.matrix import Fall, page, row, table
-from kvproof.minimize import Progress
-from kvproof.trace import TraceError
-from spec.invariants import Id
-from spec.rule_scopes import SEEDS
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.check.minimize import Progress
+from kvproof.evidence import counterexamples as module
+from kvproof.evidence.counterexamples import FOLDER, NotNeeded, find, write
+from kvproof.evidence.matrix import Fall, page, row, table
+from kvproof.model.rules import Rule
+from kvproof.scopes.named import SCOPES
+from kvproof.spec.masks import Id
+from kvproof.spec.rule_scopes import SEEDS
+from kvproof.trace.trace import TraceError
 
 ROOT = Path(__file__).parent.parent
 RULE = Rule.respect_input_budget
@@ -53,7 +53,7 @@ def test_a_rule_that_nothing_misses_and_one_that_is_none_are_named(
 
 
 def test_a_row_has_the_shortest_run_to_each_fall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproof.matrix.SCOPES", {})
+    monkeypatch.setattr("kvproof.evidence.matrix.SCOPES", {})
     falls = row(RULE, ROOT / FOLDER)
     assert falls == {
         Id.NoAssertion: Fall(2, RULE.name, ()),

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.docs import PAGES
-from spec import state_invariants, step_invariants
-from spec.invariants import INVARIANTS, Id
+from kvproof.evidence.pages import PAGES
+from kvproof.spec import state_invariants, step_invariants
+from kvproof.spec.invariants import INVARIANTS
+from kvproof.spec.masks import Id
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproof import explore as explore_module
-from kvproof import store
-from kvproof.explore import Chunk, Progress, Result, explore
-from kvproof.system import Successors, Words
+from kvproof.search import explore as explore_module
+from kvproof.search import store
+from kvproof.search.explore import Chunk, Progress, Result, explore
+from kvproof.search.system import Successors, Words
 from tests import two_phase_commit as tpc
 from tests.two_phase_commit import TwoPhaseCommit
 
@@ -470,7 +470,7 @@ def test_more_states_than_can_be_numbered_are_refused(monkeypatch: pytest.Monkey
 @compiled_only
 def test_the_same_source_runs_without_the_compiler() -> None:
     script = (
-        "from kvproof.explore import explore\n"
+        "from kvproof.search.explore import explore\n"
         "from tests.two_phase_commit import TwoPhaseCommit\n"
         "result = explore(TwoPhaseCommit(3))\n"
         "print(result.levels, result.transitions, result.store.actions.tolist())\n"

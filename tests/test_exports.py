@@ -9,12 +9,12 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from kvproof.check import check
-from kvproof.dot import GraphError, dot, state_graph
-from kvproof.itf import itf
-from kvproof.mermaid import mermaid
-from kvproof.trace import Trace, replay
-from spec.scopes import SCOPES
+from kvproof.check.check import check
+from kvproof.check.dot import GraphError, dot, state_graph
+from kvproof.scopes.named import SCOPES
+from kvproof.trace.itf import itf
+from kvproof.trace.mermaid import mermaid
+from kvproof.trace.trace import Trace, replay
 
 BROKEN = (
     ("shared-prefix", "evict_hash_on_reuse"),

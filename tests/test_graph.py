@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.graph import Column, Cycles, Graph, components, most_counted
+from kvproof.search.graph import Column, Cycles, Graph, components, most_counted
 
 KEPT, OTHER, SPECIAL = 1, 2, 4
 Edges = list[list[tuple[int, int]]]

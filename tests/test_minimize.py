@@ -5,17 +5,17 @@ import random
 import msgspec
 import pytest
 
-from kvproof import minimize as module
-from kvproof.actions import enabled_codes
-from kvproof.check import check
-from kvproof.cuts import cuts, measure, weight
-from kvproof.minimize import Progress, follow, minimize
-from kvproof.trace import Trace, TraceError, from_codes, names_of, replay, step
-from model.compiled import compile_scope
-from model.state import Assertion
-from spec.findings import FINDINGS
-from spec.scope import Scope
-from spec.scopes import SCOPES
+from kvproof.check import minimize as module
+from kvproof.check.check import check
+from kvproof.check.minimize import Progress, follow, minimize
+from kvproof.model.compiled import compile_scope
+from kvproof.model.scope import Scope
+from kvproof.model.state import Assertion
+from kvproof.scopes.cuts import cuts, measure, weight
+from kvproof.scopes.named import SCOPES
+from kvproof.spec.findings import FINDINGS
+from kvproof.trace.actions import enabled_codes
+from kvproof.trace.trace import Trace, TraceError, from_codes, names_of, replay, step
 
 FALLS = {
     "evict_hash_on_reuse": "shared-prefix",

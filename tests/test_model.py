@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproof.check import check
-from kvproof.trace import replay, step
-from model.compiled import compile_scope, next_token
-from model.record import Field, Schema
-from model.state import STATE
-from spec.invariants import INVARIANTS
-from spec.rules import Rule
-from spec.scope import RequestSpec, Scope
-from spec.scopes import SCOPES
+from kvproof.check.check import check
+from kvproof.model.compiled import compile_scope, next_token
+from kvproof.model.rules import Rule
+from kvproof.model.scope import RequestSpec, Scope
+from kvproof.model.state import STATE
+from kvproof.native.record import Field, Schema
+from kvproof.scopes.named import SCOPES
+from kvproof.spec.invariants import INVARIANTS
+from kvproof.trace.trace import replay, step
 
 ROOT = Path(__file__).parent.parent
 _R = RequestSpec
@@ -62,7 +62,7 @@ def test_renaming_blocks_hides_no_violation(rule: str) -> None:
 
 def test_the_same_source_runs_as_plain_python_with_the_same_counts() -> None:
     script = (
-        "from kvproof.check import check; from spec.scopes import SCOPES; "
+        "from kvproof.check.check import check; from kvproof.scopes.named import SCOPES; "
         "r = check(SCOPES['two-equal']).result; print(r.states, r.transitions, r.outcome)"
     )
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}

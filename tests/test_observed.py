@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvproof.draw import RandomChooser, draw_scope
-from kvproof.vllm.observed import ObservedWorld
-from kvproof.worlds import Tally, Violation, draw_code
+from kvproof.lockstep.observed import ObservedWorld
+from kvproof.scopes.draw import RandomChooser, draw_scope
+from kvproof.walks.worlds import Tally, Violation, draw_code
 from tests.model_twin import ModelTwin
 
 # What no observation shows and no invariant that is checked here reads.

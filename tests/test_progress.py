@@ -9,25 +9,25 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from kvproof.actions import enabled_codes
-from kvproof.check import Limits
-from kvproof.explore import Chunk, explore
-from kvproof.lasso import Lasso, check_returns, load_lasso, render_lasso, save_lasso
-from kvproof.progress import check_progress
-from kvproof.recorder import Recorder
-from kvproof.scheduler_system import SchedulerSystem
-from kvproof.trace import TraceError
-from model import engine
-from model.compiled import Compiled
-from model.engine import Kind
-from model.record import Record
-from model.state import Status
-from spec.findings import FINDINGS
-from spec.hangs import GUARDS, HANGS
-from spec.invariants import Id
-from spec.progress import FAIRNESS, STATEMENTS, Property
-from spec.scope import MAX_REQUESTS, Scope
-from spec.scopes import SCOPES
+from kvproof.check.check import Limits
+from kvproof.check.check_progress import check_progress
+from kvproof.check.recorder import Recorder
+from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.model import engine
+from kvproof.model.compiled import Compiled
+from kvproof.model.engine import Kind
+from kvproof.model.scope import MAX_REQUESTS, Scope
+from kvproof.model.state import Status
+from kvproof.native.record import Record
+from kvproof.scopes.named import SCOPES
+from kvproof.search.explore import Chunk, explore
+from kvproof.spec.findings import FINDINGS
+from kvproof.spec.hangs import GUARDS, HANGS
+from kvproof.spec.masks import Id
+from kvproof.spec.progress import FAIRNESS, STATEMENTS, Property
+from kvproof.trace.actions import enabled_codes
+from kvproof.trace.lasso import Lasso, check_returns, load_lasso, render_lasso, save_lasso
+from kvproof.trace.trace import TraceError
 
 GUARD = {guard.rule.name: guard for guard in GUARDS}
 OFF = {name: guard.scope.with_rules_off(name) for name, guard in GUARD.items()}

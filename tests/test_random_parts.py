@@ -3,15 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvproof.actions import enabled_codes, name_action, output_choices
-from kvproof.answers import code_of
-from kvproof.coverage import rules_reached
-from kvproof.draw import MAX_ANSWERS, RandomChooser, Size, draw_scope
-from kvproof.trace import from_codes, step
-from kvproof.walk import Walker
-from model.compiled import compile_scope
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.model.bounds import output_choices
+from kvproof.model.compiled import compile_scope
+from kvproof.model.rules import Rule
+from kvproof.scopes.draw import MAX_ANSWERS, RandomChooser, Size, draw_scope
+from kvproof.scopes.named import SCOPES
+from kvproof.trace.actions import enabled_codes, name_action
+from kvproof.trace.answers import code_of
+from kvproof.trace.trace import from_codes, step
+from kvproof.walks.coverage import rules_reached
+from kvproof.walks.walk import Walker
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large"])

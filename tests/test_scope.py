@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from spec.scope import RequestSpec, Scope, ScopeError, load_scope, scope_from_dict
-from spec.scopes import SCOPES
+from kvproof.model.scope import RequestSpec, Scope, ScopeError, load_scope, scope_from_dict
+from kvproof.scopes.named import SCOPES
 
 VALID: dict[str, Any] = {
     "name": "valid",

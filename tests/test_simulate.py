@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from kvproof.simulate import clock, plot, serq
-from kvproof.simulate.clock import Admission, Broken, Delivery, Record, Simulation, Step
+from kvproof.simulate import plot, serq
 from kvproof.simulate.comparison import Cause, compare_runs
 from kvproof.simulate.serq import MissingSerq, Observed, SerqRun, Variant, run_on_serq
-from kvproof.simulate.settings import Settings, SimulateError
 from kvproof.simulate.summary import summarise, write_csv
-from kvproof.simulate.workload import Session, Turn, draw, token
+from kvproof.workload import clock
+from kvproof.workload.clock import Admission, Broken, Delivery, Record, Simulation, Step
+from kvproof.workload.sessions import Session, Turn, draw, token
+from kvproof.workload.settings import Settings, SimulateError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -350,7 +351,7 @@ def test_without_matplotlib_the_error_says_what_to_install(
     ],
 )
 def test_a_mistake_exits_with_2_and_names_it(arguments: tuple[str, ...], named: str) -> None:
-    command = [sys.executable, "-c", "from kvproof.cli import main; main()", "simulate"]
+    command = [sys.executable, "-c", "from kvproof.cli.main import main; main()", "simulate"]
     done = subprocess.run(
         [*command, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
     )

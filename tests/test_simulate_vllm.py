@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kvproof.lockstep import environment
+from kvproof.model.scope import Scope
 from kvproof.simulate import scaled
 from kvproof.simulate.scaled import run_episodes, scope_of
-from kvproof.simulate.settings import Settings
-from kvproof.simulate.workload import Session
-from kvproof.vllm import environment
-from spec.scope import Scope
+from kvproof.workload.sessions import Session
+from kvproof.workload.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_file(tmp_path: Path) -> None
     files = [tmp_path / "one.csv", tmp_path / "two.csv"]
     answers = []
     for file in files:
-        command = "from kvproof.cli import main; main()"
+        command = "from kvproof.cli.main import main; main()"
         options = ["--horizon", "12", "--depth", "2", "--out", str(file), "--json"]
         done = subprocess.run(
             [sys.executable, "-c", command, "simulate", "multi-turn", *options],

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvproof import store
-from kvproof.store import Store, fingerprint
-from kvproof.system import Words
-from model import jit
+from kvproof.native import jit
+from kvproof.search import store
+from kvproof.search.store import Store, fingerprint
+from kvproof.search.system import Words
 
 ROOT = Path(__file__).resolve().parent.parent
 INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
@@ -181,13 +181,16 @@ def test_an_edit_of_what_kernels_import_or_of_a_setting_gives_another_cache_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = {
-        "model/queues.py": "from model.parts import deep\n\n@kernel\ndef f(): ...\n",
-        "model/parts/__init__.py": "",
-        "model/parts/deep.py": "import spec.scope\n",
-        "spec/scope.py": "",
-        "kvproof/store.py": "double = kernel(twice)\n",
+        "model/queues.py": "from kvproof.model.parts import deep\n\n@kernel\ndef f(): ...\n",
+        "model/parts/deep.py": "from kvproof.spec.verdicts import BROKEN\n",
+        "spec/verdicts.py": "BROKEN = 2\n",
+        "search/store.py": "double = kernel(twice)\n",
     }
-    other = {"kvproof/cli.py": "from model import queues\n", "spec/findings.py": ""}
+    other = {
+        "cli/main.py": "from kvproof.model import queues\n",
+        "spec/findings.py": "",
+        "model/__init__.py": "",
+    }
     for name, text in (compiled | other).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +231,7 @@ def test_without_a_place_for_the_cache_nothing_fails(tmp_path: Path) -> None:
 def test_a_kernel_is_compiled_once_and_then_read_from_the_keyed_folder(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from model.jit import compiling, kernel\n"
+        "from kvproof.native.jit import compiling, kernel\n"
         "@kernel\n"
         "def double(x):\n"
         "    return 2 * x\n"

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import z3
 
-from kvproof.symbolic.evaluate import Evaluator
-from kvproof.symbolic.fence import fence
-from kvproof.symbolic.induction import prove
-from kvproof.symbolic.page import proofs_page
-from kvproof.symbolic.proofs import THEOREMS
-from kvproof.symbolic.relation import Clause, Operation, Relation, is_flag, name_of
-from kvproof.symbolic.report import explain
-from kvproof.symbolic.unrolling import search
-from spec.rules import Rule
+from kvproof.model.rules import Rule
+from kvproof.proof.evaluate import Evaluator
+from kvproof.proof.fence import fence
+from kvproof.proof.induction import prove
+from kvproof.proof.page import proofs_page
+from kvproof.proof.proofs import THEOREMS
+from kvproof.proof.relation import Clause, Operation, Relation, is_flag, name_of
+from kvproof.proof.report import explain
+from kvproof.proof.unrolling import search
 from tests.test_cli import kvproof
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -5,16 +5,16 @@ from collections.abc import Callable
 import pytest
 import z3
 
-from kvproof.symbolic.interpreted import Interpreted
-from kvproof.symbolic.proofs import THEOREMS
-from kvproof.symbolic.relation import Relation
-from kvproof.symbolic.tie.compare import compare, transitions_of
-from kvproof.symbolic.tie.made import World, made
-from kvproof.symbolic.tie.samples import GUARD, UNEXPLAINED, Samples, Tie
-from kvproof.symbolic.tie.worlds import WORLDS, BlocksWorld, CountersWorld, make_all
-from model.compiled import Compiled, compile_scope
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.model.compiled import Compiled, compile_scope
+from kvproof.model.rules import Rule
+from kvproof.proof.interpreted import Interpreted
+from kvproof.proof.proofs import THEOREMS
+from kvproof.proof.relation import Relation
+from kvproof.proof.tie.compare import compare, transitions_of
+from kvproof.proof.tie.made import World, made
+from kvproof.proof.tie.samples import GUARD, UNEXPLAINED, Samples, Tie
+from kvproof.proof.tie.worlds import WORLDS, BlocksWorld, CountersWorld, make_all
+from kvproof.scopes.named import SCOPES
 
 
 def without(theorem: str, rule: Rule) -> Callable[[Compiled], tuple[Tie, ...]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvproof.check import check
-from kvproof.render import render
-from kvproof.trace import Trace, TraceError, dumps, load, loads, replay, save
-from spec.scopes import SCOPES
+from kvproof.check.check import check
+from kvproof.scopes.named import SCOPES
+from kvproof.trace.render import render
+from kvproof.trace.trace import Trace, TraceError, dumps, load, loads, replay, save
 
 
 @pytest.fixture(scope="module")

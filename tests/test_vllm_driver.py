@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from kvproof.vllm import environment, protocol
-from kvproof.vllm.client import Client, DriverError
-from spec.scope import scope_from_dict
+from kvproof.lockstep import environment
+from kvproof.lockstep.client import Client, DriverError
+from kvproof.model.scope import scope_from_dict
+from kvproof.vllm import protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.check import check
-from kvproof.counterexamples import FOLDER
-from kvproof.findings import FOLDER as FINDINGS_FOLDER
-from kvproof.trace import Trace, TraceError, load
-from kvproof.vllm.export import export_test
-from spec.rules import Rule
-from spec.scopes import SCOPES
+from kvproof.check.check import check
+from kvproof.evidence.counterexamples import FOLDER
+from kvproof.evidence.finding_pages import FOLDER as FINDINGS_FOLDER
+from kvproof.lockstep.export import export_test
+from kvproof.model.rules import Rule
+from kvproof.scopes.named import SCOPES
+from kvproof.trace.trace import Trace, TraceError, load
 
 ROOT = Path(__file__).parent.parent
 RULES = {rule.name: ROOT / FOLDER / f"{rule.name}.json" for rule in Rule}

@@ -6,15 +6,15 @@ from typing import Any, cast
 
 import pytest
 
-from kvproof.hangs import find_guard, find_hang
-from kvproof.lasso import Lasso
-from kvproof.trace import replay
-from kvproof.vllm.client import Client
-from kvproof.vllm.loops import go_round
-from kvproof.vllm.replay import expect_moment
-from model.compiled import compile_scope
-from spec.hangs import GUARDS, HANGS
-from spec.rules import Rule
+from kvproof.evidence.hang_pages import find_guard, find_hang
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.loops import go_round
+from kvproof.lockstep.vllm_replay import expect_moment
+from kvproof.model.compiled import compile_scope
+from kvproof.model.rules import Rule
+from kvproof.spec.hangs import GUARDS, HANGS
+from kvproof.trace.lasso import Lasso
+from kvproof.trace.trace import replay
 
 
 class StandIn:

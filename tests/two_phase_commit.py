@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.system import Successors, Words
-from model.jit import kernel
+from kvproof.native.jit import kernel
+from kvproof.search.system import Successors, Words
 
 WORKING, PREPARED, COMMITTED, ABORTED = range(4)
 INIT, DONE_COMMITTED, DONE_ABORTED = range(3)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvproof.simulate.clock import Record
 from kvproof.simulate.serq import Observed, SerqRun, Variant
+from kvproof.workload.clock import Record
 
 
 class Cause(StrEnum):

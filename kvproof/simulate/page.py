@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from kvproof.simulate.clock import Record, Totals
 from kvproof.simulate.comparison import EXPLAINED, Comparison, compare_runs
 from kvproof.simulate.real import Progress, Run, run_on_vllm
 from kvproof.simulate.report import (
@@ -27,8 +26,9 @@ from kvproof.simulate.report import (
     totals_sentence,
 )
 from kvproof.simulate.serq import PROGRAM, SerqRun, Variant, run_on_serq
-from kvproof.simulate.settings import Settings
-from kvproof.simulate.workload import Session, draw
+from kvproof.workload.clock import Record, Totals
+from kvproof.workload.sessions import Session, draw
+from kvproof.workload.settings import Settings
 
 LARGE = Settings()
 ASYNC = Settings(depth=2)

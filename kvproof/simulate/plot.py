@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvproof.simulate.clock import Record
-from kvproof.simulate.settings import Settings
+from kvproof.errors import KvproofError
+from kvproof.workload.clock import Record
+from kvproof.workload.settings import Settings
 
 SUFFIXES = (".svg", ".png")
 _WINDOWS = 40
 
 
-class MissingPlot(RuntimeError):
+class MissingPlot(KvproofError, RuntimeError):
     """matplotlib is not installed; says how to get it."""
 
 

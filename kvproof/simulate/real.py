@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvproof.simulate.clock import Broken, Record, Totals
-from kvproof.simulate.settings import Settings
-from kvproof.simulate.workload import Session
-from kvproof.vllm.client import Client
-from kvproof.vllm.environment import DEFAULT_VERSION
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.environment import DEFAULT_VERSION
+from kvproof.workload.clock import Broken, Record, Totals
+from kvproof.workload.sessions import Session
+from kvproof.workload.settings import Settings
 
 MODULE = "kvproof.vllm.serving"
 _ROUNDS = 2000

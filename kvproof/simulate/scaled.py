@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
-from kvproof.actions import Action, enabled_codes, name_action
-from kvproof.simulate import clock
-from kvproof.simulate.settings import Settings, SimulateError
-from kvproof.simulate.workload import Session, Turn, draw
-from kvproof.trace import Trace, find_code, names_of, step
-from kvproof.vllm import observation
-from kvproof.vllm.client import Client
-from kvproof.vllm.environment import DEFAULT_VERSION
-from kvproof.vllm.lockstep import compare, expect
-from model import scheduler
-from model.compiled import compile_scope, next_token
-from spec.scope import MAX_BLOCKS, MAX_MODEL_LEN, MAX_REQUESTS, RequestSpec, Scope
+from kvproof.lockstep import observation
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.environment import DEFAULT_VERSION
+from kvproof.lockstep.lockstep import compare, expect
+from kvproof.model import scheduler
+from kvproof.model.compiled import compile_scope, next_token
+from kvproof.model.scope import MAX_BLOCKS, MAX_MODEL_LEN, MAX_REQUESTS, RequestSpec, Scope
+from kvproof.trace.actions import Action, enabled_codes, name_action
+from kvproof.trace.trace import Trace, find_code, names_of, step
+from kvproof.workload import clock
+from kvproof.workload.sessions import Session, Turn, draw
+from kvproof.workload.settings import Settings, SimulateError
 
 SCALE = 16
 """Tokens of the large workload for one of the small."""

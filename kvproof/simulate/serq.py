@@ -9,8 +9,9 @@ from enum import StrEnum
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from kvproof.simulate.settings import Settings, SimulateError
-from kvproof.simulate.workload import Session, Turn
+from kvproof.errors import KvproofError
+from kvproof.workload.sessions import Session, Turn
+from kvproof.workload.settings import Settings, SimulateError
 
 
 class Variant(StrEnum):
@@ -33,7 +34,7 @@ _FIRST_CHUNK = "kv (min(known, hit + budget_left(engine)))"
 _WHOLE_PROMPT = f"{_FIRST_CHUNK} reserve (known)"
 
 
-class MissingSerq(RuntimeError):
+class MissingSerq(KvproofError, RuntimeError):
     """pyserq is not installed; says how to get it."""
 
 

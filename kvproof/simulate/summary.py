@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvproof.simulate.clock import Record
-from kvproof.simulate.settings import SimulateError
+from kvproof.workload.clock import Record
+from kvproof.workload.settings import SimulateError
 
 COLUMNS = (
     "session",

@@ -1,1 +1,4 @@
-"""The real vLLM beside the model: its environment, its driver, and the lockstep of both."""
+"""What runs inside vLLM's interpreter: the driver of the real scheduler and all that it needs.
+
+Imports vLLM and `workload`, and nothing else of this project.
+"""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from vllm.v1.request import RequestStatus
 
-from kvproof.simulate.clock import Broken
-from kvproof.simulate.workload import token
+from kvproof.workload.clock import Broken
+from kvproof.workload.sessions import token
 
 INVARIANTS = (
     "BlockConservation",

@@ -19,12 +19,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from kvproof.simulate import clock
-from kvproof.simulate.settings import Settings
-from kvproof.simulate.workload import Session, token
 from kvproof.vllm.config import build_config
 from kvproof.vllm.driver import build_scheduler, serve_on, vllm_location
 from kvproof.vllm.monitor import Monitor
+from kvproof.workload import clock
+from kvproof.workload.sessions import Session, token
+from kvproof.workload.settings import Settings
 
 
 def _scope(settings: Settings) -> dict[str, Any]:

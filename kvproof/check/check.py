@@ -1,0 +1,76 @@
+"""One check: search a scope's model and report what was found and what was covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.model.scope import Scope
+from kvproof.search.explore import Outcome, Progress, Result, explore
+from kvproof.spec.masks import Id
+from kvproof.trace.trace import Trace, from_codes
+
+EXIT_CODES = {"holds": 0, "violated": 1, "bounded": 3}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a search stops and ends bounded: states, bytes, seconds; None for no limit."""
+
+    states: int | None = None
+    memory: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a search with its coverage: transitions by action, branch and invariant."""
+
+    scope: Scope
+    result: Result
+    actions: Mapping[str, int]
+    branches: Mapping[str, int]
+    tested: Mapping[str, int]
+
+    @property
+    def trace(self) -> Trace | None:
+        """A shortest run to a broken invariant, None where there is none."""
+        violation = self.result.violation
+        if violation is None:
+            return None
+        return from_codes(self.scope, violation.actions, violation.invariants)
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Invariants that no state and no step of this scope put to the test."""
+        return tuple(name for name, times in self.tested.items() if not times)
+
+
+def check(
+    scope: Scope,
+    limits: Limits = Limits(),
+    *,
+    rename: bool = True,
+    ignore: frozenset[Id] = frozenset(),
+    progress: Callable[[Progress], None] | None = None,
+) -> Check:
+    """Search a scope exhaustively within the limits (`rename`, `ignore`: see SchedulerSystem)."""
+    system = SchedulerSystem(scope, rename=rename, ignore=ignore)
+    result = explore(
+        system,
+        max_states=limits.states,
+        max_memory=limits.memory,
+        max_seconds=limits.seconds,
+        progress=progress,
+    )
+    return Check(scope, result, system.action_counts, system.branch_counts, system.tested_counts)
+
+
+def exit_code(found: Iterable[Outcome]) -> int:
+    """0 all hold, 1 one is violated, 3 none is violated but one is bounded."""
+    outcomes = set(found)
+    for outcome in ("violated", "bounded"):
+        if outcome in outcomes:
+            return EXIT_CODES[outcome]
+    return EXIT_CODES["holds"]

@@ -1,0 +1,66 @@
+"""Canonical states: blocks are interchangeable, so they are renamed in a fixed order.
+
+Blocks differ only in the order in which they stand in the free queue and in the tables that own
+them. Renaming them in the order free queue, block tables, deferred frees brings every state that
+differs only in block numbers to the same bytes, without a search.
+"""
+
+from __future__ import annotations
+
+from kvproof.native.jit import kernel
+
+
+@kernel
+def _name(e, b, next_name):
+    if b > 0 and e.rename[b] == 0:
+        e.rename[b] = next_name
+        return next_name + 1
+    return next_name
+
+
+@kernel
+def _choose_names(s, c, e):
+    """Fill e.rename[old] = new for every block; the null block keeps its number."""
+    for b in range(c.num_blocks):
+        e.rename[b] = 0
+    name = 1
+    for i in range(s.num_free):
+        name = _name(e, s.free_queue[i], name)
+    for r in range(c.num_requests):
+        for i in range(min(s.num_blocks[r], c.table_len)):
+            name = _name(e, s.block_table[r, i], name)
+    for q in range(s.num_deferred):
+        for i in range(s.deferred_len[q]):
+            name = _name(e, s.deferred_blocks[q, i], name)
+    # A leaked block keeps its place among the leaked.
+    for b in range(1, c.num_blocks):
+        name = _name(e, b, name)
+
+
+@kernel
+def rename_blocks(s, out, c, e):
+    """Write state `s` to `out` (another row, same layout, a copy of s) with renamed blocks."""
+    _choose_names(s, c, e)
+    for i in range(s.num_free):
+        out.free_queue[i] = e.rename[s.free_queue[i]]
+    for b in range(1, c.num_blocks):
+        new = e.rename[b]
+        out.ref_cnt[new] = s.ref_cnt[b]
+        out.block_hash[new] = s.block_hash[b]
+        out.hash_rank[new] = s.hash_rank[b]
+        for i in range(c.block_size):
+            out.kv[new, i] = s.kv[b, i]
+    for r in range(c.num_requests):
+        for i in range(min(s.num_blocks[r], c.table_len)):
+            out.block_table[r, i] = e.rename[s.block_table[r, i]]
+        if s.load[r] or s.sending[r]:
+            for i in range(c.table_len):
+                out.transfer_table[r, i] = e.rename[s.transfer_table[r, i]]
+    for q in range(s.num_deferred):
+        for i in range(s.deferred_len[q]):
+            out.deferred_blocks[q, i] = e.rename[s.deferred_blocks[q, i]]
+    for d in range(s.num_steps):
+        for k in range(s.step_len[d]):
+            r = s.step_order[d, k] - 1
+            for i in range(c.table_len):
+                out.step_table[d, r, i] = e.rename[s.step_table[d, r, i]]

@@ -1,0 +1,165 @@
+"""kvproof's side of the driver: starts it in vLLM's interpreter and exchanges batches with it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from kvproof.errors import KvproofError
+from kvproof.lockstep import environment
+from kvproof.vllm import protocol
+
+_PACKAGES = Path(__file__).resolve().parents[2]
+_ERROR_LINES = 15
+_SETTINGS = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONPATH": str(_PACKAGES),
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class DriverError(KvproofError, RuntimeError):
+    """The driver is not there, is not the wanted release, or died; carries its last words."""
+
+
+class Client:
+    """A driver process of one vLLM release, `version`; a context manager.
+
+    `module` is what runs in it, if not the driver.
+
+    `submit` sends a batch without waiting and `collect` takes the answers to the oldest one that
+    is out, so that both processes can work at the same time. Batches and answers are described
+    in kvproof/vllm/protocol.py.
+    """
+
+    def __init__(
+        self,
+        version: str = environment.DEFAULT_VERSION,
+        module: str = "kvproof.vllm.driver",
+    ) -> None:
+        python = environment.find(version)
+        if python is None:
+            raise environment.MissingEnvironment(
+                f"vLLM {version} has no environment here: `make vllm` builds it"
+            )
+        self.version = version
+        self._python = python
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (close() does)
+        answers, answers_of_driver = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [str(python), "-m", module, str(answers_of_driver)],
+                stdin=subprocess.PIPE,
+                stdout=self._said,
+                stderr=self._said,
+                pass_fds=(answers_of_driver,),
+                env={**os.environ, **_SETTINGS},
+            )
+        finally:
+            os.close(answers_of_driver)
+        # Answers are read as they come: a driver that waits for room in the pipe would not read
+        # the next batch.
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, args=(answers,), daemon=True)
+        self._reader.start()
+        self._greeted = False
+        self._guards: frozenset[str] = frozenset()
+        self._waiting = 0
+
+    @property
+    def guards(self) -> frozenset[str]:
+        """The rules whose guards the driver can take out of the real classes."""
+        self._greet()
+        return self._guards
+
+    def submit(self, batch: list[list[Any]]) -> None:
+        """Send a batch of operations."""
+        assert self._process.stdin is not None
+        try:
+            protocol.write_frame(self._process.stdin, batch)  # type: ignore[arg-type]
+        except OSError:
+            raise self._died() from None
+        self._waiting += 1
+
+    def collect(self) -> list[Any]:
+        """The answers to the oldest batch that is out, one for each operation."""
+        if not self._waiting:
+            raise ValueError("collect: no batch is out; submit one first")
+        self._waiting -= 1
+        self._greet()
+        answers: list[Any] = self._receive()
+        return answers
+
+    def run(self, batch: list[list[Any]]) -> list[Any]:
+        """Send a batch and wait for its answers; no other batch may be out."""
+        if self._waiting:
+            raise ValueError(f"run: {self._waiting} batches are out; collect them first")
+        self.submit(batch)
+        return self.collect()
+
+    def close(self) -> None:
+        """End the driver."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except OSError:
+            self._process.kill()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._said.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read(self, descriptor: int) -> None:
+        with open(descriptor, "rb") as stream:
+            while (body := protocol.read_body(stream)) is not None:
+                self._answers.put(body)
+        self._answers.put(None)
+
+    def _greet(self) -> None:
+        """Take the driver's first frame, which comes before all answers."""
+        if self._greeted:
+            return
+        version, guards = self._receive()
+        if version.partition("+")[0] != self.version:
+            raise DriverError(
+                f"wanted vLLM {self.version}, but {self._python} has {version}: "
+                f"unset or change {environment.PYTHON_VARIABLE}"
+            )
+        self._guards = frozenset(guards)
+        self._greeted = True
+
+    def _receive(self) -> Any:
+        body = self._answers.get()
+        if body is None:
+            self._answers.put(None)
+            raise self._died()
+        return protocol.decode(body)
+
+    def _died(self) -> DriverError:
+        code = self._process.wait()
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").splitlines()[-_ERROR_LINES:]
+        said = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
+        return DriverError(f"vLLM's driver ended with {code}; it said last:\n{said}")

@@ -1,0 +1,278 @@
+"""What the model and vLLM must agree on, read off the model.
+
+`observe` gives the same flat list that the driver reads off the real classes, `operation` the call
+that stands for an action, `expected_result` what that call must return. Block numbers are compared
+as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvproof.model import connector, scheduler
+from kvproof.model.compiled import Compiled
+from kvproof.model.rules import Rule
+from kvproof.model.scope import Scope
+from kvproof.model.state import Load, Pause, Status
+from kvproof.native.record import Record
+from kvproof.trace.actions import Action
+from kvproof.vllm import protocol
+
+_UNKNOWN = (Status.ABSENT, Status.GONE)
+
+
+def scope_values(scope: Scope) -> dict[str, Any]:
+    """The scope as the driver takes it."""
+    return {
+        "block_size": scope.block_size,
+        "num_blocks": scope.num_blocks,
+        "max_num_seqs": scope.max_num_seqs,
+        "max_num_batched_tokens": scope.max_num_batched_tokens,
+        "max_num_scheduled_tokens": scope.max_num_scheduled_tokens,
+        "max_model_len": scope.max_model_len,
+        "policy": scope.policy,
+        "prefix_caching": scope.prefix_caching,
+        "chunked_prefill": scope.chunked_prefill,
+        "long_prefill_token_threshold": scope.long_prefill_token_threshold,
+        "reserve_full_isl": scope.reserve_full_isl,
+        "watermark": scope.watermark,
+        "async_scheduling": scope.async_scheduling,
+        "pipeline_parallel_size": scope.pipeline_parallel_size,
+        "v2_model_runner": scope.v2_model_runner,
+        "num_speculative_tokens": scope.num_speculative_tokens,
+        "spec_method": scope.spec_method,
+        "kv_role": scope.kv_role,
+        "kv_load_failure_policy": scope.kv_load_failure_policy,
+        "requests": [
+            {
+                "prompt": list(request.prompt),
+                "max_tokens": request.max_tokens,
+                "priority": request.priority,
+                "arrival": r if request.arrival is None else request.arrival,
+                "salt": request.salt,
+                "external": None
+                if request.external is None
+                else {
+                    "tokens": request.external.tokens,
+                    "is_async": request.external.is_async,
+                    "once": request.external.once,
+                    "ask_later": request.external.ask_later,
+                },
+                "delay_free": request.delay_free,
+            }
+            for r, request in enumerate(scope.requests)
+        ],
+    }
+
+
+def _queue(queue: Any, length: int) -> list[int]:
+    return [r - 1 for r in queue[:length].tolist()]
+
+
+def _flags(field: Any) -> list[int]:
+    return [r for r, flag in enumerate(field.tolist()) if flag]
+
+
+def _request(compiled: Compiled, s: Record, r: int) -> list[Any]:
+    num_tokens = int(s.num_tokens[r])
+    return [
+        r,
+        Status(int(s.status[r])).name,
+        int(s.num_computed[r]),
+        num_tokens,
+        num_tokens - int(compiled.c.prompt_len[r]),
+        int(s.placeholders[r]),
+        int(s.in_flight[r]),
+        int(s.stale[r]),
+        bool(s.drop_stale[r]),
+        int(s.num_drafts[r]),
+        bool(s.prefill_chunk[r]),
+        bool(s.was_preempted[r]),
+        int(s.last_seq[r]),
+        int(s.decode_wait[r]),
+        int(s.num_published[r]),
+        s.block_table[r, : int(s.num_blocks[r])].tolist(),
+    ]
+
+
+def _known(s: Record) -> list[int]:
+    return [r for r, status in enumerate(s.status.tolist()) if status not in _UNKNOWN]
+
+
+def _prefix(compiled: Compiled, code: int) -> list[Any]:
+    """What a published hash tells apart: without its rules no salt, nothing before the block."""
+    salt, tokens = compiled.prefixes[code]
+    if not compiled.c.rules[Rule.hash_includes_salt]:
+        salt = ""
+    if not compiled.c.rules[Rule.hash_whole_prefix]:
+        block = tokens[-compiled.scope.block_size :]
+        tokens = (0,) * (len(tokens) - len(block)) + block
+    return [salt, *tokens]
+
+
+def observe(compiled: Compiled, s: Record) -> list[Any]:
+    """Everything of a state that the real scheduler has too, in the order of the protocol."""
+    known = _known(s)
+    hashes = s.block_hash.tolist()
+    ranks = s.hash_rank.tolist()
+    cached = []
+    for code in sorted({code for code in hashes if code}):
+        blocks = [b for b, published in enumerate(hashes) if published == code]
+        cached.append([_prefix(compiled, code), sorted(blocks, key=ranks.__getitem__)])
+    steps = []
+    for d in range(s.num_steps):
+        order = _queue(s.step_order[d], int(s.step_len[d]))
+        steps.append([[r, int(s.step_tokens[d, r])] for r in order])
+    values = {
+        "requests": [_request(compiled, s, r) for r in known],
+        "running": _queue(s.running, s.num_running),
+        "waiting": _queue(s.waiting, s.num_waiting),
+        "kv_holding_waiting": _queue(s.kv_holding, s.num_kv_holding),
+        "free": s.free_queue[: s.num_free].tolist(),
+        "ref_cnt": s.ref_cnt.tolist(),
+        "cached": sorted(cached),
+        "block_hash": [_prefix(compiled, code) if code else None for code in hashes],
+        "deferred": [
+            [int(s.deferred_fence[q]), s.deferred_blocks[q, : int(s.deferred_len[q])].tolist()]
+            for q in range(s.num_deferred)
+        ],
+        "seq_ahead": s.seq_ahead,
+        "recved": _flags(s.load_done),
+        "failed": _flags(s.load_failed),
+        "finished": _flags(s.finished_note),
+        "reset_preempted": _flags(s.preempted_note),
+        "inflight_prefills": _flags(s.inflight_prefill),
+        "in_flight": steps,
+        "pause": s.pause,
+        "has_requests": bool(scheduler.has_requests(s, compiled.c)),
+        "connector": [
+            [r, bool(s.load_used[r]), int(s.asks_left[r])]
+            for r in known
+            if compiled.c.external_tokens[r] and not connector.is_finished(int(s.status[r]))
+        ],
+    }
+    return [values[name] for name in protocol.OBSERVATION]
+
+
+def operation(compiled: Compiled, before: Record, action: Action, report: Record) -> list[Any]:
+    """The driver's operation for an action that the model has taken from `before`."""
+    if action.do in ("add", "abort"):
+        return [action.do, action.request]
+    if action.do == "schedule":
+        return ["schedule"]
+    if action.do == "output":
+        return _output(compiled, before, report)
+    if action.do == "drafts":
+        drafts = {r: [1] * count for r, count in action.drafts.items()}
+        for r in _queue(before.running, before.num_running):
+            if before.prefill_chunk[r]:
+                # The drafter proposes for prefill chunks too; the scheduler must not take it.
+                drafts[r] = [1] * compiled.scope.num_speculative_tokens
+        return ["drafts", drafts]
+    if action.do == "reset_prefix_cache":
+        return ["reset", action.running]
+    if action.do == "set_pause_state":
+        return ["pause", int(Pause[str(action.pause)])]
+    return ["observe"]
+
+
+def _output(compiled: Compiled, before: Record, report: Record) -> list[Any]:
+    sampled = {}
+    invalid = set()
+    for r in _queue(before.step_order[0], int(before.step_len[0])):
+        if report.load_fails[r]:
+            invalid.add(int(before.step_table[0, r, int(report.load_fails[r]) - 1]))
+        if not before.step_samples[0, r]:
+            continue
+        first = int(report.position[r])
+        tokens = list(compiled.tokens[r][first : first + int(report.accepted[r]) + 1])
+        if report.stop_at[r]:
+            tokens[int(report.stop_at[r]) - 1] = protocol.STOP_TOKEN
+        sampled[r] = tokens
+    received = []
+    for r, load in enumerate(before.load.tolist()):
+        if load >= Load.LANDED:
+            received.append(r)
+        if load >= Load.FAILED:
+            invalid.add(int(before.transfer_table[r, load - Load.FAILED]))
+    sent = [r for r, sending in enumerate(before.sending.tolist()) if sending == 2]
+    return ["output", sampled, received, sent, sorted(invalid)]
+
+
+def expected_result(
+    compiled: Compiled, before: Record, after: Record, action: Action, report: Record
+) -> Any:
+    """What the driver's operation must return, in the driver's form."""
+    if action.do == "schedule":
+        return _step(compiled, before, after, report)
+    if action.do == "output":
+        return _outputs(compiled, before, report)
+    if action.do == "reset_prefix_cache":
+        return "raised" if report.reset_ok < 0 else bool(report.reset_ok)
+    return None
+
+
+def _step(compiled: Compiled, before: Record, after: Record, report: Record) -> dict[str, Any]:
+    order = _queue(report.order, report.num_scheduled)
+    d = after.num_steps - 1
+    new = [r for r in order if report.admitted[r] == 1]
+    resumed = [r for r in order if report.admitted[r] == 2]
+    if compiled.scope.v2_model_runner:
+        new, resumed = new + resumed, []
+    victims = _queue(report.victims, report.num_victims)
+    loads = []
+    for r in range(len(after.status)):
+        if report.new_load[r]:
+            start, tokens, is_async = int(after.load_start[r]), int(after.load_tokens[r]), True
+        elif report.sync_load[r]:
+            start, tokens = int(report.sync_load_start[r]), int(report.sync_load[r])
+            is_async = False
+        else:
+            continue
+        blocks = after.block_table[r, : int(after.num_blocks[r])].tolist()
+        loads.append([r, start, tokens, is_async, blocks])
+    return {
+        "scheduled": [[r, int(report.scheduled[r])] for r in order],
+        "start": {r: int(report.start[r]) for r in order},
+        "drafts": {r: int(report.drafts[r]) for r in order if report.drafts[r]},
+        "samples": {r: bool(after.step_samples[d, r]) for r in order},
+        "tables": {r: after.block_table[r, : int(after.num_blocks[r])].tolist() for r in order},
+        "new": new,
+        "resumed": sorted(resumed),
+        "preempted": sorted({*_flags(before.preempted_note), *victims}),
+        "finished": _flags(before.finished_note),
+        "loads": sorted(loads),
+        "common": _common_prefix_blocks(after) if compiled.scope.prefix_caching else 0,
+        "total": sum(int(report.scheduled[r]) for r in order),
+    }
+
+
+def _common_prefix_blocks(s: Record) -> int:
+    """Leading blocks of the first running request that every block holder shares."""
+    if s.num_running == 0:
+        return 0
+    holders = sum(1 for n in s.num_blocks.tolist() if n)
+    first = int(s.running[0]) - 1
+    common = 0
+    for b in s.block_table[first, : int(s.num_blocks[first])].tolist():
+        if s.ref_cnt[b] != holders:
+            break
+        common += 1
+    return common
+
+
+def _outputs(compiled: Compiled, before: Record, report: Record) -> dict[int, Any]:
+    sampled = _output(compiled, before, report)[1]
+    reasons = {
+        Status.FINISHED_STOPPED: "stop",
+        Status.FINISHED_LENGTH_CAPPED: "length",
+        Status.FINISHED_ERROR: "error",
+    }
+    outputs = {}
+    for r in range(len(before.status)):
+        delivered = int(report.delivered[r])
+        finished = int(report.finished[r])
+        if delivered or finished:
+            tokens = sampled.get(r, [])[:delivered]
+            outputs[r] = [tokens, reasons[Status(finished)] if finished else None]
+    return outputs

@@ -1,0 +1,365 @@
+"""Random runs of the real classes alone: what they show, written into a record of the model.
+
+After every action a state record is filled from the observation of the real scheduler, and its
+part of the ghost device from the real SchedulerOutput: block tables as of each step, tokens,
+starts, loads. What may follow is read off that record, and the kernels of the invariants look at
+it; the model's scheduler takes no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvproof.lockstep import observation
+from kvproof.lockstep.client import Client
+from kvproof.model import connector, device, engine, scheduler
+from kvproof.model.compiled import Compiled, compile_scope
+from kvproof.model.engine import Kind
+from kvproof.model.scope import Scope
+from kvproof.model.state import Branch, Load, Phase, Status
+from kvproof.native.record import Record
+from kvproof.scopes.draw import RandomChooser
+from kvproof.spec import masks, step_invariants
+from kvproof.spec.masks import Id
+from kvproof.spec.verdicts import BROKEN
+from kvproof.trace.actions import Action, name_action
+from kvproof.trace.trace import Trace, TraceError, names_of, replay
+from kvproof.vllm import protocol
+from kvproof.walks.worlds import Tally, Violation, draw_code, settle
+
+Prefix = tuple[str, tuple[int, ...]]
+
+_SEEN_IN_STEPS: dict[Id, Callable[..., int]] = {
+    Id.WrittenSlotsOwned: step_invariants.written_slots_owned,
+    Id.LeastRecentlyFreed: step_invariants.least_recently_freed,
+    Id.BudgetRespected: step_invariants.budget_respected,
+    Id.ScheduleSet: step_invariants.schedule_set,
+    Id.ResetSound: step_invariants.reset_sound,
+    Id.NoWastedStep: step_invariants.no_wasted_step,
+    Id.NoStall: step_invariants.no_stall,
+    Id.HandOver: step_invariants.hand_over,
+}
+"""Step invariants that need no more than two observations and the step's output."""
+
+_REQUEST_FIELDS = (
+    "num_computed",
+    "num_tokens",
+    "placeholders",
+    "in_flight",
+    "stale",
+    "drop_stale",
+    "num_drafts",
+    "prefill_chunk",
+    "was_preempted",
+    "last_seq",
+    "decode_wait",
+    "num_published",
+)
+"""Fields of the record for protocol.REQUEST, num_output_tokens left out, in its order."""
+
+_OUTPUT_TOKENS = protocol.REQUEST.index("num_output_tokens") - 2
+
+_QUEUES = {
+    "running": "num_running",
+    "waiting": "num_waiting",
+    "kv_holding": "num_kv_holding",
+    "free_queue": "num_free",
+}
+_FLAGS = {
+    "load_done": "recved",
+    "load_failed": "failed",
+    "finished_note": "finished",
+    "preempted_note": "reset_preempted",
+    "inflight_prefill": "inflight_prefills",
+}
+_OBSERVED = (
+    *_REQUEST_FIELDS,
+    *_QUEUES,
+    *_FLAGS,
+    *("num_blocks", "block_table", "ref_cnt", "block_hash", "hash_rank", "load_used", "asks_left"),
+    *("deferred_fence", "deferred_len", "deferred_blocks"),
+)
+"""Fields with dimensions that an observation has; the others are the ghost device's and ours."""
+
+_ENDS = {"stop": Status.FINISHED_STOPPED, "length": Status.FINISHED_LENGTH_CAPPED}
+
+
+def fill(
+    compiled: Compiled,
+    state: Record,
+    seen: list[Any],
+    codes: Mapping[Prefix, int],
+) -> None:
+    """Write an observation into a record; the ghost device's fields stay as they are.
+
+    `codes` has the model's number of each prefix; KeyError where a published one is nobody's. A
+    request that is not known any more is gone.
+    """
+    values = dict(zip(protocol.OBSERVATION, seen, strict=True))
+    for name in _OBSERVED:
+        getattr(state, name)[...] = 0
+    gone = state.status != Status.ABSENT
+    state.status[gone] = int(Status.GONE)
+    for r, status, *numbers, blocks in values["requests"]:
+        del numbers[_OUTPUT_TOKENS]
+        state.status[r] = int(Status[status])
+        for name, number in zip(_REQUEST_FIELDS, numbers, strict=True):
+            getattr(state, name)[r] = number
+        state.num_blocks[r] = len(blocks)
+        held = blocks[: state.block_table.shape[1]]
+        state.block_table[r, : len(held)] = held
+    queues = {**values, "kv_holding": values["kv_holding_waiting"], "free_queue": values["free"]}
+    for name, length in _QUEUES.items():
+        queue, first = queues[name], int(name != "free_queue")
+        setattr(state, length, len(queue))
+        getattr(state, name)[: len(queue)] = [number + first for number in queue]
+    for name, listed in _FLAGS.items():
+        getattr(state, name)[values[listed]] = 1
+    state.ref_cnt[:] = values["ref_cnt"]
+    for prefix, blocks in values["cached"]:
+        state.block_hash[blocks] = codes[prefix[0], tuple(prefix[1:])]
+        state.hash_rank[blocks] = range(1, len(blocks) + 1)
+    state.num_deferred = len(values["deferred"])
+    for q, (fence, blocks) in enumerate(values["deferred"]):
+        state.deferred_fence[q], state.deferred_len[q] = fence, len(blocks)
+        state.deferred_blocks[q, : len(blocks)] = blocks
+    for r, used, asks_left in values["connector"]:
+        state.load_used[r], state.asks_left[r] = used, asks_left
+    state.seq_ahead, state.pause = values["seq_ahead"], values["pause"]
+
+
+class Scheduling(Protocol):
+    """What is run: takes an action, as the driver's operation and by name, and answers for it."""
+
+    def start(self, scope: Scope) -> None:
+        """Begin anew."""
+        ...
+
+    def call(self, operation: list[Any], action: Action) -> list[Any]:
+        """The result and the observation, in the form of the protocol."""
+        ...
+
+
+class RealClasses:
+    """The real classes, behind the driver."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def start(self, scope: Scope) -> None:
+        """A fresh engine."""
+        self._client.run([["new", observation.scope_values(scope)]])
+
+    def call(self, operation: list[Any], action: Action) -> list[Any]:
+        """One operation, there and back."""
+        answer: list[Any] = self._client.run([operation])[0]
+        return answer
+
+
+class ObservedWorld:
+    """Runs of something that is only observed, with the invariants that can be read off it."""
+
+    def __init__(self, scope: Scope, tally: Tally, real: Scheduling) -> None:
+        self.compiled: Compiled = compile_scope(scope)
+        self.tally = tally
+        self.over = False
+        self.state: Record = self.compiled.initial()
+        self._real = real
+        self._report = self.compiled.new_report()
+        self._actions: list[Action] = []
+        self._codes = {prefix: code for code, prefix in enumerate(self.compiled.prefixes)}
+        real.start(scope)
+        tally.runs += 1
+
+    def burst(self, steps: int, seed: int, *, guided: bool) -> None:
+        """Take at most so many enabled actions; there is nothing here that could be guided."""
+        choose = RandomChooser(seed)
+        for _ in range(steps):
+            code = draw_code(self.compiled, self.state, choose)
+            if code is None:
+                self.over = True
+            if self.over or code is None:
+                return
+            self.take(code)
+
+    def take(self, code: int) -> None:
+        """Take one enabled action and look at what it did."""
+        c, e, before = self.compiled.c, self._report, self.state
+        action = name_action(self.compiled, before, code)
+        self._actions.append(action)
+        self.tally.kinds[code % engine.KINDS] += 1
+        engine.begin_report(c, e)
+        state = before.copy()
+        self._prepare(state, code)
+        operation = observation.operation(self.compiled, before, action, e)
+        result, seen = self._real.call(operation, action)
+        if seen is None:
+            self._ended((Id.NoAssertion.name,), f"{action} raised {result}")
+            return
+        try:
+            fill(self.compiled, state, seen, self._codes)
+        except KeyError as error:
+            self._ended((Id.PublishedSound.name,), f"nobody's prefix is published: {error}")
+            return
+        if action.do == "schedule":
+            self._scheduled(before, state, result)
+        elif action.do == "output":
+            self._taken_in(before, state, result)
+        elif action.do == "drafts":
+            state.drafting[:] = 0
+            state.phase = int(Phase.TOP)
+        elif action.do == "reset_prefix_cache":
+            self._reset(before, state, result)
+        device.forget_unreadable(state, c)
+        self.state = state
+        self._measure(state)
+        broken = int(masks.check_state(state, c, e))
+        for identity, holds in _SEEN_IN_STEPS.items():
+            if holds(before, state, c, e, code % engine.KINDS) == BROKEN:
+                broken |= 1 << identity
+        if broken:
+            self._ended(names_of(broken), "")
+
+    def _prepare(self, state: Record, code: int) -> None:
+        """The device's part of the action, before the scheduler hears of it."""
+        c, e = self.compiled.c, self._report
+        kind, argument = Kind(code % engine.KINDS), code // engine.KINDS
+        if kind == Kind.OUTPUT:
+            engine.decode_output(state, c, e, argument)
+            device.execute(state, c, e)
+        elif kind == Kind.TRANSFER_LANDS:
+            requests = len(self.compiled.scope.requests)
+            device.transfer_lands(state, c, argument % requests, argument // requests - 1)
+        elif kind == Kind.SENT:
+            state.sending[argument] = 2
+
+    def _reset(self, before: Record, state: Record, result: Any) -> None:
+        self._report.reset_ok = -1 if result == "raised" else int(result)
+        if self._actions[-1].running:
+            running = (before.running[: before.num_running] - 1).tolist()
+            self._preempted(state, running, Branch.reset_preempted)
+
+    def _preempted(self, state: Record, victims: list[int], how: Branch) -> None:
+        """Steps in flight of a victim are from before its preemption."""
+        self.tally.branches[how] += len(victims)
+        for r in victims:
+            for d in range(state.num_steps):
+                state.step_stale[d, r] += int(state.step_tokens[d, r] > 0)
+
+    def _scheduled(self, before: Record, state: Record, result: dict[str, Any]) -> None:
+        """Put the step of a SchedulerOutput in flight."""
+        c, e, scope = self.compiled.c, self._report, self.compiled.scope
+        victims = [r for r in result["preempted"] if not before.preempted_note[r]]
+        self._preempted(state, victims, Branch.preempted_other)
+        e.num_victims = len(victims)
+        for k, r in enumerate(victims):
+            e.victims[k] = r + 1
+        for r, start, tokens, is_async, blocks in result["loads"]:
+            self._load(state, r, start, tokens, is_async, blocks)
+        evicted = (before.block_hash != 0) & (state.block_hash != before.block_hash)
+        self.tally.branches[Branch.evicted_published] += int(evicted.sum())
+        d = state.num_steps
+        state.num_steps = d + 1
+        state.step_len[d] = len(result["scheduled"])
+        e.num_scheduled = len(result["scheduled"])
+        admitted = dict.fromkeys(result["new"], 1) | dict.fromkeys(result["resumed"], 2)
+        for k, (r, tokens) in enumerate(result["scheduled"]):
+            drafts = result["drafts"].get(r, 0)
+            e.order[k] = state.step_order[d, k] = r + 1
+            e.scheduled[r] = state.step_tokens[d, r] = tokens
+            e.start[r] = state.step_start[d, r] = result["start"][r]
+            e.drafts[r] = state.step_drafts[d, r] = drafts
+            e.admitted[r] = admitted.get(r, 0)
+            # The drafts of a request that has just come in are padding: nothing proposed them.
+            state.step_acceptable[d, r] = 0 if r in admitted else drafts
+            state.step_samples[d, r] = result["samples"][r]
+            state.step_known[d, r] = state.num_tokens[r]
+            state.step_load_start[d, r] = e.sync_load_start[r]
+            state.step_load_tokens[d, r] = e.sync_load[r]
+            table = result["tables"][r][: state.step_table.shape[2]]
+            state.step_table[d, r, : len(table)] = table
+        spent = int(sum(tokens for _, tokens in result["scheduled"]))
+        e.token_budget = scope.token_budget - spent
+        e.input_budget = scope.max_num_batched_tokens - spent - scope.draft_slots * e.num_scheduled
+        goes_round = state.num_steps < scope.depth and (
+            e.num_scheduled > 0 or bool(scheduler.has_requests(state, c))
+        )
+        state.phase = int(Phase.TOP if goes_round else Phase.OUTPUT)
+
+    def _load(
+        self, state: Record, r: int, start: int, tokens: int, is_async: bool, blocks: list[int]
+    ) -> None:
+        """A load begins: beside the steps, or with this one."""
+        e = self._report
+        if not is_async:
+            e.sync_load_start[r], e.sync_load[r] = start, tokens
+            return
+        e.new_load[r] = 1
+        state.load[r] = int(Load.PENDING)
+        state.load_start[r], state.load_tokens[r] = start, tokens
+        state.transfer_table[r, : len(blocks)] = blocks
+
+    def _taken_in(self, before: Record, state: Record, result: dict[int, list[Any]]) -> None:
+        """What the scheduler made of an output, and what became of the transfers it reported."""
+        c, e, scope = self.compiled.c, self._report, self.compiled.scope
+        for r, (tokens, reason) in result.items():
+            e.delivered[r] = len(tokens)
+            if reason is not None:
+                e.finished[r] = int(_ENDS.get(reason, Status.FINISHED_ERROR))
+            if tokens and e.misread[r] and not state.misread:
+                state.misread = r + 1
+            if tokens and not self._is_next(before, r, tokens):
+                state.wrong_output = r + 1
+        for r in range(len(scope.requests)):
+            if before.load[r] >= Load.LANDED or before.sending[r] == 2:
+                connector.forget_transfer(state, c, r)
+            by_itself = state.status[r] in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
+            if by_itself and not before.sending[r] and scope.requests[r].delay_free:
+                state.sending[r] = 1
+                state.transfer_table[r] = state.block_table[r]
+        drafts_follow = (
+            scope.num_speculative_tokens > 0
+            and not scope.async_scheduling
+            and int(before.step_len[0]) > 0
+        )
+        if drafts_follow:
+            for r in (before.step_order[0, : int(before.step_len[0])] - 1).tolist():
+                if state.status[r] == Status.RUNNING and before.step_samples[0, r]:
+                    state.drafting[r] = int(not state.prefill_chunk[r])
+        device.pop_step(state, c)
+        state.phase = int(Phase.DRAFTS if drafts_follow else Phase.TOP)
+
+    def _is_next(self, before: Record, r: int, tokens: list[int]) -> bool:
+        """Whether the delivered tokens are the request's next ones, up to a stop or a limit."""
+        first = int(before.num_tokens[r])
+        line = list(self.compiled.tokens[r][first : first + len(tokens)])
+        if tokens[-1] == protocol.STOP_TOKEN:
+            line[-1] = protocol.STOP_TOKEN
+        request, scope = self.compiled.scope.requests[r], self.compiled.scope
+        limit = min(len(request.prompt) + request.max_tokens, scope.max_model_len)
+        alive = Status.ABSENT < before.status[r] <= Status.PREEMPTED
+        return bool(alive) and tokens == line and first + len(tokens) <= limit
+
+    def _measure(self, state: Record) -> None:
+        peaks = (
+            int((state.ref_cnt > 1).sum()),
+            state.num_steps,
+            int(state.stale.sum()),
+        )
+        np.maximum(self.tally.peaks, peaks, out=self.tally.peaks)
+
+    def _ended(self, broken: tuple[str, ...], what: str) -> None:
+        """The run is over: with an open finding, as the model shows too, or with news."""
+        self.over = True
+        trace = Trace(self.compiled.scope, tuple(self._actions), broken)
+        try:
+            *_, last = replay(trace)
+        except TraceError as error:
+            raise Violation(trace, f"{' and '.join(broken)} broken; the model: {error}") from None
+        if not set(broken) & set(last.broken):
+            says = " and ".join(last.broken) or "nothing"
+            raise Violation(trace, f"{' and '.join(broken)} broken, by the model {says}; {what}")
+        settle(Trace(trace.scope, trace.actions, last.broken), self.tally)

@@ -1,0 +1,61 @@
+"""One trace on the real classes: is what the model shows a fact about vLLM?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvproof.lockstep import observation
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.lockstep import Expected, compare, expect
+from kvproof.model.compiled import Compiled, compile_scope
+from kvproof.trace.trace import Moment, Trace, TraceError, replay
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What vLLM did: the first action that differs (0: none) with its fields, and what it raised.
+
+    `error` is [exception, message, place] where the last action raised, as the model says.
+    """
+
+    differs_at: int
+    fields: tuple[tuple[str, Any, Any], ...]
+    error: tuple[str, ...] | None
+    moments: tuple[Moment, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether vLLM did at every action what the model says."""
+        return not self.fields
+
+
+def expect_moment(compiled: Compiled, moment: Moment) -> tuple[list[Any], Expected]:
+    """The driver's operation for a moment of a replay, and what must come of it."""
+    return expect(compiled, moment.before, moment.after, moment.action, moment.report, ())
+
+
+def replay_on_vllm(trace: Trace, client: Client) -> Replay:
+    """Run a trace's actions on both sides, compare after each, and stop at the first difference.
+
+    The guards of the rules that are off are taken out of the real classes; TraceError where that
+    cannot be done.
+    """
+    missing = sorted(set(trace.scope.rules_off) - client.guards)
+    if missing:
+        raise TraceError(
+            f"rules_off = {', '.join(missing)}: cannot be taken out of vLLM's classes by replacing "
+            f"one function; kvproof/vllm/guards_out.py has those that can"
+        )
+    compiled = compile_scope(trace.scope)
+    moments = tuple(replay(trace))
+    client.run([["new", observation.scope_values(trace.scope), trace.scope.rules_off]])
+    for moment in moments:
+        operation, expected = expect_moment(compiled, moment)
+        (answer,) = client.run([operation])
+        fields = compare(expected, answer)
+        if fields:
+            return Replay(moment.number, fields, None, moments)
+        if moment.after.assertion:
+            return Replay(0, (), tuple(answer[0][1:]), moments)
+    return Replay(0, (), None, moments)

@@ -1,0 +1,192 @@
+"""Compiled kernels: one decorator, a cache that cannot be stale, and two machine instructions.
+
+Import this module before any module with kernels: numba fixes a function's cache folder when it is
+decorated. With `NUMBA_DISABLE_JIT=1` every kernel is the plain Python function it was written as.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, event, types
+from numba.extending import intrinsic, overload
+from numpy.typing import NDArray
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_ROOT = Path(__file__).resolve().parent.parent
+_HAS_KERNELS = re.compile(r"^\s*@kernel\b|\bkernel\(|^\s*(?:from|import) numba\b", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*from\s+kvproof\.([\w.]+)\s+import\s+(\([^)]*\)|.*)", re.MULTILINE)
+_NAME = re.compile(r"\w+")
+_FOLDERS_KEPT = 5
+
+
+def sources(root: Path = _ROOT) -> list[Path]:
+    """The modules with kernels and all that they import, one from another, in order.
+
+    `root` is the package's folder. A package's `__init__` has nothing that a kernel could use.
+    """
+    texts: dict[tuple[str, ...], str] = {}
+    for folder, _folders, names in os.walk(root, followlinks=True):
+        for name in names:
+            if name.endswith(".py") and name != "__init__.py":
+                path = Path(folder, name)
+                module = path.relative_to(root).with_suffix("").parts
+                texts[module] = path.read_text(encoding="utf-8")
+    todo = [module for module, text in texts.items() if has_kernels(text)]
+    found = set()
+    while todo:
+        module = todo.pop()
+        if module in texts and module not in found:
+            found.add(module)
+            todo += _imports(texts[module])
+    return sorted(root.joinpath(*module).with_suffix(".py") for module in found)
+
+
+def has_kernels(text: str) -> bool:
+    """Whether a module's source has kernels, or makes what they are made of."""
+    return bool(_HAS_KERNELS.search(text))
+
+
+def _imports(text: str) -> Iterator[tuple[str, ...]]:
+    """What a module may import of the package; each may be a module, or a name in one."""
+    for module, imported in _IMPORT.findall(text):
+        parts = tuple(module.split("."))
+        yield parts
+        for name in _NAME.findall(imported):
+            yield (*parts, name)
+
+
+def source_key(root: Path = _ROOT) -> str:
+    """A digest of everything compiled code may depend on: the sources and numba's settings.
+
+    Numba looks only at the file of the function itself, so that a kernel would outlive an edit of
+    a function or constant that it uses from another module.
+    """
+    digest = hashlib.sha256()
+    for path in sources(root):
+        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    for name in sorted(os.environ):
+        if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR":
+            digest.update(f"{name}={os.environ[name]}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def use_cache_folder(base: Path, key: str) -> Path | None:
+    """Make `base`/kernels-`key` and remove all but the newest few; None if it cannot be made."""
+    folder = base / f"kernels-{key}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # another process may be removing the same folders
+        folders = sorted(base.glob("kernels-*"), key=lambda path: path.stat().st_mtime)
+        for old in folders[:-_FOLDERS_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _cache_base() -> Path:
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvproof"
+
+
+_folder = use_cache_folder(_cache_base(), source_key())
+if _folder is not None:
+    # Not through the environment: a child process would append its key to ours.
+    numba.config.CACHE_DIR = str(_folder)  # type: ignore[attr-defined]
+
+
+def kernel(function: Function) -> Function:
+    """Compile `function` on its first call and keep the code on disk for the next process."""
+    return cast(Function, numba.njit(cache=_folder is not None, nogil=True)(function))
+
+
+class _FirstCompilation(event.Listener):
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify: Callable[[], None] | None = notify
+
+    def on_start(self, _event: Any) -> None:
+        if self._notify is not None:
+            notify, self._notify = self._notify, None
+            notify()
+
+    def on_end(self, _event: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def compiling(notify: Callable[[], None]) -> Iterator[None]:
+    """Call `notify` once, when the first kernel within the block turns out not to be on disk.
+
+    Compilation takes up to a minute; a user should be told why nothing moves.
+    """
+    with event.install_listener("numba:compile", _FirstCompilation(notify)):
+        yield
+
+
+def prefetch(array: NDArray[Any], index: int) -> None:
+    """Begin to fetch the cache line of `array[index]` (one dimension); has no other effect."""
+
+
+@intrinsic
+def _prefetch_line(_context: Any, array: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        line = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        flag = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [line.type, flag, flag, flag]),
+            "llvm.prefetch.p0",
+        )
+        read, keep, data_cache = 0, 3, 1
+        builder.call(function, [line, flag(read), flag(keep), flag(data_cache)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+@overload(prefetch)
+def _prefetch_overload(array: Any, index: Any) -> Any:
+    def compiled(array: Any, index: Any) -> Any:
+        return _prefetch_line(array, index)  # type: ignore[call-arg]
+
+    return compiled
+
+
+def fast_range(word: np.uint64, size: int) -> int:
+    """`word` (uint64) scaled from [0, 2**64) down to [0, `size`), in order: word * size >> 64."""
+    return (int(word) * int(size)) >> 64
+
+
+@intrinsic
+def _multiply_high(_context: Any, word: Any, size: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+
+    return types.int64(types.uint64, types.int64), codegen
+
+
+@overload(fast_range)
+def _fast_range_overload(word: Any, size: Any) -> Any:
+    def compiled(word: Any, size: Any) -> Any:
+        return _multiply_high(word, size)  # type: ignore[call-arg]
+
+    return compiled

@@ -1,0 +1,372 @@
+"""The sweep: small scopes that cover every pair of switches and boundary values, each searched.
+
+Nobody can guess the one configuration that breaks. Each row of the pairwise cover is made into a
+scope and searched within a budget of states, on past every run that breaks something, so that one
+violation does not hide another; and once more past unsound publications, to see who reads them.
+Every distinct violation is reported once, in the smallest scope that has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvproof.check.check import Limits
+from kvproof.check.collect import collect
+from kvproof.check.known import explanation, place_of
+from kvproof.check.minimize import minimize
+from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.model.scope import External, RequestSpec, Scope, ScopeError
+from kvproof.native.jit import source_key
+from kvproof.scopes.cover import Constraint, Cover, Row, pairs_of
+from kvproof.spec.masks import Id
+from kvproof.trace.trace import Trace, TraceError
+
+QUICK = 120
+FULL = 720
+_PASSED = (frozenset[Id](), frozenset({Id.PublishedSound}))
+
+PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
+    "mode": ("sync", "async", "pipeline 2", "pipeline 3", "async v2", "async v2 pipeline 2"),
+    "policy": ("fcfs", "priority"),
+    "block size": (1, 2),
+    "pool": ("smallest", "next", "roomy"),
+    "budget": ("smallest", "next", "roomy"),
+    "scheduled budget": ("equal", "below"),
+    "cap": (1, 2, 3),
+    "threshold": (0, 1, 2, 3),
+    "length": ("smallest", "next", "roomy"),
+    "watermark": ("none", "one block", "large"),
+    "prefix caching": (True, False),
+    "chunked prefill": (True, False),
+    "reserve full sequence": (True, False),
+    "drafts": (0, 1, 2, 3),
+    "drafter": ("ngram", "eagle", "draft_model"),
+    "role": ("none", "kv_consumer", "kv_producer", "kv_both"),
+    "load": (
+        "none",
+        "async blocks",
+        "async part",
+        "async whole",
+        "async once",
+        "async asks",
+        "sync blocks",
+        "sync part",
+        "sync whole",
+    ),
+    "failing loads": ("never", "recompute", "fail"),
+    "sending": (False, True),
+    "reset": ("never", "unused", "running"),
+    "pause": (False, True),
+    "ends": ("length", "stops", "aborts", "both"),
+    "prompts": ("equal", "nested", "shared", "disjoint", "long"),
+    "priorities": ("equal", "distinct"),
+    "arrivals": ("equal", "distinct"),
+    "requests": (2, 3),
+    "outputs": (1, 2, 4),
+}
+
+CONSTRAINTS = (
+    Constraint(
+        ("drafts", "drafter"),
+        lambda k, drafter: k == 0 and drafter != "ngram",
+        "without drafts there is no drafter",
+    ),
+    Constraint(
+        ("mode", "drafts", "drafter"),
+        lambda mode, k, drafter: k > 0 and drafter == "ngram" and mode.startswith("async"),
+        "start-up refuses n-gram drafts under asynchronous scheduling",
+    ),
+    Constraint(
+        ("mode", "drafts"),
+        lambda mode, k: k > 0 and mode.startswith("pipeline"),
+        "drafts under the synchronous scheduler with pipeline parallelism are not modelled",
+    ),
+    Constraint(
+        ("chunked prefill", "budget"),
+        lambda chunked, budget: not chunked and budget != "roomy",
+        "start-up refuses a budget below the model length without chunked prefill",
+    ),
+    Constraint(
+        ("role", "load"),
+        lambda role, load: load != "none" and role in ("none", "kv_producer"),
+        "only a consumer loads",
+    ),
+    Constraint(
+        ("load", "failing loads"),
+        lambda load, failing: load == "none" and failing != "never",
+        "without loads none fails",
+    ),
+    Constraint(
+        ("role", "sending"),
+        lambda role, sending: sending and role in ("none", "kv_consumer"),
+        "only a producer sends",
+    ),
+    Constraint(
+        ("policy", "priorities"),
+        lambda policy, priorities: policy == "fcfs" and priorities == "distinct",
+        "under FCFS priorities play no part",
+    ),
+)
+
+_PROMPTS = {
+    "equal": ((1, 2, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2)),
+    "nested": ((1, 2, 1), (1, 2, 1, 2, 1), (1, 2)),
+    "shared": ((1, 2, 1), (1, 2, 2, 1), (1, 2)),
+    "disjoint": ((1, 2, 1), (2, 1, 1, 2), (2, 2)),
+    "long": ((1, 2, 1, 1, 2, 2, 1), (1,), (2, 1)),
+}
+_STEP = {"smallest": 0, "next": 1, "roomy": 3}
+
+
+def _external(load: str, prompt: tuple[int, ...], block_size: int) -> External | None:
+    if load == "none":
+        return None
+    kind, _, what = load.partition(" ")
+    whole_blocks = max((len(prompt) - 1) // block_size, 1) * block_size
+    tokens = {"part": max(len(prompt) - 1, 1), "whole": len(prompt)}.get(what, whole_blocks)
+    return External(
+        tokens=tokens,
+        is_async=kind == "async",
+        once=what == "once",
+        ask_later=2 if what == "asks" else 0,
+    )
+
+
+def scope_of(number: int, row: Row) -> Scope:
+    """The scope that a row of values stands for."""
+    value: dict[str, Any] = dict(row)
+    block_size, cap, k = value["block size"], value["cap"], value["drafts"]
+    prompts = _PROMPTS[value["prompts"]][: value["requests"]]
+    asynchronous = value["mode"].startswith("async")
+    pipeline = int(value["mode"][-1]) if "pipeline" in value["mode"] else 1
+    requests = tuple(
+        RequestSpec(
+            prompt=prompt,
+            max_tokens=value["outputs"],
+            priority=len(prompts) - r if value["priorities"] == "distinct" else 0,
+            arrival=0 if value["arrivals"] == "equal" else r,
+            may_stop=value["ends"] in ("stops", "both") and r == 0,
+            may_abort=value["ends"] in ("aborts", "both") and r < 2,
+            external=_external(value["load"], prompt, block_size) if r < 2 else None,
+            delay_free=value["sending"] and r == 0,
+        )
+        for r, prompt in enumerate(prompts)
+    )
+    length = max(map(len, prompts)) + 1 + 2 * _STEP[value["length"]]
+    least_budget = max(cap, 1 + int(k > 0 and value["drafter"] == "draft_model"))
+    budget = least_budget + _STEP[value["budget"]] * (1 if value["budget"] == "next" else 4)
+    if not value["chunked prefill"]:
+        budget = max(budget, length)
+    blocks = 1 + -(-length // block_size) + _STEP[value["pool"]]
+    return Scope(
+        name=f"sweep-{number}",
+        requests=requests,
+        num_blocks=blocks,
+        block_size=block_size,
+        max_num_seqs=cap,
+        max_num_batched_tokens=budget,
+        max_num_scheduled_tokens=max(budget // 2, 1)
+        if value["scheduled budget"] == "below"
+        else None,
+        max_model_len=length,
+        policy=value["policy"],
+        prefix_caching=value["prefix caching"],
+        chunked_prefill=value["chunked prefill"],
+        long_prefill_token_threshold=value["threshold"],
+        reserve_full_isl=value["reserve full sequence"],
+        watermark={"none": 0.0, "one block": 1.01 / blocks, "large": 0.5}[value["watermark"]],
+        async_scheduling=asynchronous,
+        pipeline_parallel_size=pipeline,
+        v2_model_runner="v2" in value["mode"],
+        num_speculative_tokens=k,
+        spec_method=value["drafter"],
+        kv_role=None if value["role"] == "none" else value["role"],
+        kv_load_failure_policy="fail" if value["failing loads"] == "fail" else "recompute",
+        may_fail_loads=value["failing loads"] != "never",
+        may_reset=value["reset"] != "never",
+        may_reset_running=value["reset"] == "running",
+        may_pause=value["pause"],
+    )
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One violation: where it is, its run, and what had been passed over to get there."""
+
+    place: str
+    trace: Trace
+    past: tuple[str, ...]
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """One row of the sweep and what its search gave."""
+
+    number: int
+    row: dict[str, str | int | bool]
+    outcome: str
+    states: int
+    transitions: int
+    found: tuple[Found, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The rows of a sweep so far, and the cover that they come from."""
+
+    swept: tuple[Swept, ...]
+    cover: Cover
+
+    def distinct(self) -> dict[str, Found]:
+        """Each distinct violation once, in the smallest scope that has it."""
+        best: dict[str, Found] = {}
+        for one in self.swept:
+            for found in one.found:
+                if found.place not in best or _size(found) < _size(best[found.place]):
+                    best[found.place] = found
+        return dict(sorted(best.items()))
+
+
+def _size(found: Found) -> tuple[int, int, int]:
+    scope = found.trace.scope
+    return len(scope.requests), len(found.trace.actions), scope.num_blocks
+
+
+def search(number: int, row: Row, limits: Limits) -> Swept:
+    """Search one row's scope for every distinct violation."""
+    scope = scope_of(number, row)
+    found = []
+    states = transitions = 0
+    bounded = False
+    for past in _PASSED:
+        system = SchedulerSystem(scope, ignore=past)
+        result, traces = collect(system, max_states=limits.states, max_seconds=limits.seconds)
+        if result.reason == "interrupted":
+            raise KeyboardInterrupt
+        states = max(states, result.states)
+        transitions += result.transitions
+        bounded = bounded or result.outcome == "bounded"
+        names = tuple(sorted(identity.name for identity in past))
+        found += [Found(place_of(trace), trace, names) for trace in traces]
+    outcome = "violated" if found else "bounded" if bounded else "holds"
+    return Swept(number, row, outcome, states, transitions, tuple(found))
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """First line of a record: what its results depend on besides the rows."""
+
+    sources: str
+    states: int | None
+
+
+def _recorded(path: Path, made: _Made) -> dict[int, Swept]:
+    """The results in a record, which is begun if there is none; a line cut off is taken away."""
+    head = msgspec.json.encode(made) + b"\n"
+    if not path.exists() or path.stat().st_size == 0:
+        path.write_bytes(head)
+    first, *lines = path.read_bytes().splitlines(keepends=True)
+    if first != head:
+        raise TraceError(f"{path}: made by other sources or with another limit; name another file")
+    if lines and not lines[-1].endswith(b"\n"):
+        del lines[-1]
+        path.write_bytes(b"".join((head, *lines)))
+    try:
+        results = [msgspec.json.decode(line, type=Swept) for line in lines]
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}: not a record of a sweep: {error}") from error
+    return {one.number: one for one in results}
+
+
+def sweep(
+    count: int,
+    *,
+    limits: Limits = Limits(states=30_000, seconds=20.0),  # noqa: B008 (immutable)
+    seed: int = 0,
+    record: Path | None = None,
+    progress: Callable[[Swept, int], None] | None = None,
+) -> Sweep:
+    """Search the first `count` rows of the cover; Ctrl-C ends it with what is done.
+
+    `record` is a file of JSON lines to which each result is added, and which is read first: what
+    is there is not done again. A record of other rows, made by other sources or with another
+    limit of states is refused with TraceError.
+    """
+    cover = Cover(PARAMETERS, CONSTRAINTS, seed=seed)
+    done = {} if record is None else _recorded(record, _Made(source_key(), limits.states))
+    swept = []
+    try:
+        for number, row in enumerate(islice(cover.rows(), count)):
+            one = done.get(number)
+            if one is None:
+                try:
+                    one = search(number, row, limits)
+                except ScopeError as error:
+                    raise ScopeError(f"row {number} {row}: {error}") from error
+                if record is not None:
+                    with record.open("ab") as stream:
+                        stream.write(msgspec.json.encode(one) + b"\n")
+            elif one.row != row:
+                raise TraceError(f"{record}: row {number} is not the one of this sweep")
+            swept.append(one)
+            if progress is not None:
+                progress(one, count)
+    except KeyboardInterrupt:
+        pass
+    return Sweep(tuple(swept), cover)
+
+
+def minimal(found: Found) -> Trace:
+    """The violation in the smallest scope, as short as it gets there; as found if it drifts.
+
+    In a smaller scope the same invariant may fall in another way first.
+    """
+    past = frozenset(Id[name] for name in found.past)
+    trace = minimize(found.trace, found.trace.broken, past=past)
+    return trace if place_of(trace) == found.place else found.trace
+
+
+def summary_page(done: Sweep) -> str:
+    """docs/sweep.md: what was covered, what ended how, and every distinct violation."""
+    outcomes = Counter(one.outcome for one in done.swept)
+    covered = {pair for one in done.swept for pair in pairs_of(one.row)}
+    pairs = done.cover.pairs()
+    left = [p for p in pairs if p not in covered and p not in done.cover.infeasible]
+    amount = "--full" if len(done.swept) == FULL else f"--scopes {len(done.swept)}"
+    lines = [
+        f"<!-- Generated by `kvproof sweep {amount} --page docs/sweep.md`. -->\n",
+        "# The sweep\n",
+        f"{len(done.swept)} scopes, {sum(one.states for one in done.swept):,} states, "
+        f"{sum(one.transitions for one in done.swept):,} transitions: "
+        f"{outcomes['holds']} hold, {outcomes['violated']} are violated, "
+        f"{outcomes['bounded']} ended bounded.\n",
+        f"Of {len(pairs)} pairs of values {len(covered)} were covered, "
+        f"{len(done.cover.infeasible)} are infeasible (start-up refuses them, or one of the two "
+        f"has no meaning with the other), {len(left)} are left.\n",
+        "## Violations\n",
+        "Each distinct one: what falls, at which action, and why. A scope is searched on past what "
+        "it breaks, so one scope may be counted in several rows.\n",
+        "| what falls, where | scopes | explained by |",
+        "|---|---|---|",
+    ]
+    times = Counter(place for one in done.swept for place in {f.place for f in one.found})
+    for place in done.distinct():
+        finding = explanation(place)
+        link = f"[{finding.id}](findings.md#{finding.id})" if finding else "**not explained**"
+        lines.append(f"| {place} | {times[place]} | {link} |")
+    lines += ["", "## Values\n", "| parameter | value | scopes | violated | bounded |"]
+    lines.append("|---|---|---|---|---|")
+    for name, values in PARAMETERS.items():
+        for value in values:
+            rows = [one for one in done.swept if one.row[name] == value]
+            ends = Counter(one.outcome for one in rows)
+            lines.append(
+                f"| {name} | {json.dumps(value)} | {len(rows)} | {ends['violated']} "
+                f"| {ends['bounded']} |"
+            )
+    return "\n".join(lines) + "\n"

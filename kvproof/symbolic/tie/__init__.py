@@ -1,1 +1,0 @@
-"""The tie: what the relations say is what the model does, operation by operation."""

@@ -1,0 +1,90 @@
+"""The invariants by number, and all of them asked at once of a state and of a step."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from kvproof.model import engine
+from kvproof.native.jit import kernel
+from kvproof.spec import state_invariants, step_invariants
+from kvproof.spec.verdicts import BROKEN, VACUOUS
+
+
+class Id(IntEnum):
+    """The invariants by name; the value is the invariant's bit in a mask of broken ones."""
+
+    BlockConservation = 0
+    PublishedSound = 1
+    ReadsCorrect = 2
+    NoReuseInFlight = 3
+    CountersConsistent = 4
+    SlotsRespected = 5
+    QueueStatusAgree = 6
+    OutputExact = 7
+    FreedExactlyOnce = 8
+    Isolation = 9
+    EvictionOrder = 10
+    NoAssertion = 11
+    BudgetRespected = 12
+    ScheduleSet = 13
+    VictimFreeable = 14
+    VictimIsLowest = 15
+    PolicyOrder = 16
+    WrittenSlotsOwned = 17
+    HitMaximal = 18
+    LeastRecentlyFreed = 19
+    ResetSound = 20
+    NoWastedStep = 21
+    NoStall = 22
+    HandOver = 23
+    AdmissionFits = 24
+
+
+@kernel
+def _note(e, which, verdict):
+    """Count the test and give the invariant's bit if it is broken."""
+    if verdict != VACUOUS:
+        e.tested[which] += 1
+    return (1 << which) if verdict == BROKEN else 0
+
+
+@kernel
+def check_state(s, c, e):
+    """Mask of the state invariants that the state breaks; bit i is Id(i)."""
+    broken = _note(e, Id.BlockConservation, state_invariants.block_conservation(s, c, e))
+    broken |= _note(e, Id.PublishedSound, state_invariants.published_sound(s, c, e))
+    broken |= _note(e, Id.ReadsCorrect, state_invariants.reads_correct(s, c, e))
+    broken |= _note(e, Id.NoReuseInFlight, state_invariants.no_reuse_in_flight(s, c, e))
+    broken |= _note(e, Id.CountersConsistent, state_invariants.counters_consistent(s, c, e))
+    broken |= _note(e, Id.SlotsRespected, state_invariants.slots_respected(s, c, e))
+    broken |= _note(e, Id.QueueStatusAgree, state_invariants.queue_status_agree(s, c, e))
+    broken |= _note(e, Id.OutputExact, state_invariants.output_exact(s, c, e))
+    broken |= _note(e, Id.FreedExactlyOnce, state_invariants.freed_exactly_once(s, c, e))
+    broken |= _note(e, Id.Isolation, state_invariants.isolation(s, c, e))
+    broken |= _note(e, Id.EvictionOrder, state_invariants.eviction_order(s, c, e))
+    broken |= _note(e, Id.NoAssertion, state_invariants.no_assertion(s, c, e))
+    return broken
+
+
+@kernel
+def check_step(before, s, c, e, action):
+    """Mask of the step invariants that an action breaks; bit i is Id(i)."""
+    kind = engine.kind_of(action)
+    broken = _note(e, Id.BudgetRespected, step_invariants.budget_respected(before, s, c, e, kind))
+    broken |= _note(e, Id.ScheduleSet, step_invariants.schedule_set(before, s, c, e, kind))
+    broken |= _note(e, Id.VictimFreeable, step_invariants.victim_freeable(before, s, c, e, kind))
+    broken |= _note(e, Id.VictimIsLowest, step_invariants.victim_is_lowest(before, s, c, e, kind))
+    broken |= _note(e, Id.PolicyOrder, step_invariants.policy_order(before, s, c, e, kind))
+    broken |= _note(
+        e, Id.WrittenSlotsOwned, step_invariants.written_slots_owned(before, s, c, e, kind)
+    )
+    broken |= _note(e, Id.HitMaximal, step_invariants.hit_maximal(before, s, c, e, kind))
+    broken |= _note(
+        e, Id.LeastRecentlyFreed, step_invariants.least_recently_freed(before, s, c, e, kind)
+    )
+    broken |= _note(e, Id.ResetSound, step_invariants.reset_sound(before, s, c, e, kind))
+    broken |= _note(e, Id.NoWastedStep, step_invariants.no_wasted_step(before, s, c, e, kind))
+    broken |= _note(e, Id.NoStall, step_invariants.no_stall(before, s, c, e, kind))
+    broken |= _note(e, Id.HandOver, step_invariants.hand_over(before, s, c, e, kind))
+    broken |= _note(e, Id.AdmissionFits, step_invariants.admission_fits(before, s, c, e, kind))
+    return broken
