@@ -12,10 +12,10 @@ from kvproof.native.jit import kernel
 def update_after_schedule(s, c, r, num_drafts):
     """Plan the output of a request that this step samples for (AsyncScheduler, same name)."""
     s.placeholders[r] += 1 + num_drafts
-    s.num_drafts[r] = c.num_spec_tokens
+    s.num_drafts[r] = c.num_speculative_tokens
     s.old_drafts[r] = 0
-    if c.v2_runner:
-        s.decode_wait[r] = c.decode_stagger
+    if c.v2_model_runner:
+        s.decode_wait[r] = c.pipeline_parallel_size
 
 
 @kernel

@@ -9,11 +9,12 @@ import numpy as np
 
 from kvproof.model import engine
 from kvproof.model.rules import Rule
-from kvproof.model.scope import RequestSpec, Scope
+from kvproof.model.scope import External, RequestSpec, Scope
 from kvproof.model.state import REPORT, SCOPE, STATE, Branch
 from kvproof.native.record import Layout, Record, Words
 
 MAX_INVARIANTS = 32
+_EXTERNAL = "external_"
 
 
 @dataclass(frozen=True)
@@ -127,56 +128,45 @@ def compile_scope(scope: Scope) -> Compiled:
 
 
 def _numbers(scope: Scope, table_len: int, max_deferred: int) -> dict[str, int | bool]:
-    return {
+    """The single numbers: those of the scope's own name, and what follows from several."""
+    return _same_named(scope, dims=()) | {
         "num_requests": len(scope.requests),
-        "num_blocks": scope.num_blocks,
-        "block_size": scope.block_size,
         "table_len": table_len,
-        "depth": scope.depth,
         "max_deferred": max_deferred,
-        "max_num_seqs": scope.max_num_seqs,
-        "token_budget": scope.token_budget,
         "input_budget": scope.max_num_batched_tokens,
-        "max_model_len": scope.max_model_len,
         "priority_policy": scope.policy == "priority",
-        "prefix_caching": scope.prefix_caching,
-        "chunked_prefill": scope.chunked_prefill,
-        "long_prefill_threshold": scope.long_prefill_token_threshold,
-        "reserve_full_isl": scope.reserve_full_isl,
         "watermark_blocks": int(scope.watermark * scope.num_blocks),
-        "async_scheduling": scope.async_scheduling,
-        "v2_runner": scope.v2_model_runner,
-        "decode_stagger": scope.pipeline_parallel_size,
-        "num_spec_tokens": scope.num_speculative_tokens,
-        "num_lookahead": scope.num_lookahead_tokens,
-        "draft_slots": scope.draft_slots,
         "drop_last_hit": scope.num_speculative_tokens > 0 and scope.spec_method == "eagle",
         "connector": scope.kv_role is not None,
-        "defer_block_free": scope.defer_block_free,
         "requires_kv_delivery": scope.kv_role in ("kv_producer", "kv_both"),
         "recompute_load_failures": scope.kv_load_failure_policy == "recompute",
-        "may_reset": scope.may_reset,
-        "may_reset_running": scope.may_reset_running,
-        "may_pause": scope.may_pause,
-        "may_fail_loads": scope.may_fail_loads,
     }
 
 
 def _request_numbers(scope: Scope, r: int, request: RequestSpec) -> dict[str, int | bool]:
-    external = request.external
+    """A request's numbers: of its own name, of its external prefix, and what follows."""
+    external = {} if request.external is None else _same_named(request.external, _EXTERNAL)
+    return (
+        _same_named(request)
+        | external
+        | {
+            "prompt_len": len(request.prompt),
+            "arrival": r if request.arrival is None else request.arrival,
+            "twin": _twin(scope, r),
+        }
+    )
+
+
+def _same_named(
+    options: Scope | RequestSpec | External, prefix: str = "", dims: tuple[str, ...] = ("R",)
+) -> dict[str, int | bool]:
+    """The values that the compiled scope has under the name of an option, after a prefix."""
     return {
-        "prompt_len": len(request.prompt),
-        "max_tokens": request.max_tokens,
-        "priority": request.priority,
-        "arrival": r if request.arrival is None else request.arrival,
-        "may_stop": request.may_stop,
-        "may_abort": request.may_abort,
-        "external_tokens": 0 if external is None else external.tokens,
-        "external_async": external is not None and external.is_async,
-        "external_once": external is not None and external.once,
-        "external_asks": 0 if external is None else external.ask_later,
-        "delay_free": request.delay_free,
-        "twin": _twin(scope, r),
+        field.name: getattr(options, field.name.removeprefix(prefix))
+        for field in SCOPE.fields
+        if field.dims == dims
+        and field.name.startswith(prefix)
+        and hasattr(options, field.name.removeprefix(prefix))
     }
 
 

@@ -128,9 +128,9 @@ def step_processed(s, c, e):
 @kernel
 def spec_decode_step_blocks(c):
     """Blocks that one speculative decode step needs (Scheduler._spec_decode_step_blocks)."""
-    if c.num_spec_tokens == 0 or not c.rules[Rule.reserve_spec_step_for_loads]:
+    if c.num_speculative_tokens == 0 or not c.rules[Rule.reserve_spec_step_for_loads]:
         return 0
-    return kv_cache.cdiv(1 + c.num_spec_tokens + c.num_lookahead, c.block_size)
+    return kv_cache.cdiv(1 + c.num_speculative_tokens + c.num_lookahead_tokens, c.block_size)
 
 
 @kernel

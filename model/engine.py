@@ -135,7 +135,7 @@ def num_drafts_choices(s, c):
     total = 1
     for r in range(c.num_requests):
         if s.drafting[r]:
-            total *= c.num_spec_tokens + 1
+            total *= c.num_speculative_tokens + 1
     return total
 
 
@@ -272,7 +272,7 @@ def _schedule(s, c, e):
 @kernel
 def _output(s, c, e, choice):
     decode_output(s, c, e, choice)
-    drafts_follow = c.num_spec_tokens > 0 and not c.async_scheduling and s.step_len[0] > 0
+    drafts_follow = c.num_speculative_tokens > 0 and not c.async_scheduling and s.step_len[0] > 0
     device.execute(s, c, e)
     scheduler.update_from_output(s, c, e)
     for r in range(c.num_requests):
@@ -296,9 +296,9 @@ def _drafts(s, c, choice):
     """The drafter's proposals reach the scheduler (Scheduler.update_draft_token_ids)."""
     for r in range(c.num_requests):
         if s.drafting[r]:
-            s.num_drafts[r] = choice % (c.num_spec_tokens + 1)
+            s.num_drafts[r] = choice % (c.num_speculative_tokens + 1)
             s.old_drafts[r] = 1 if s.prefill_chunk[r] and s.num_drafts[r] > 0 else 0
-            choice //= c.num_spec_tokens + 1
+            choice //= c.num_speculative_tokens + 1
             s.drafting[r] = 0
     s.phase = Phase.TOP
 

@@ -45,7 +45,7 @@ def add_request(s, c, r):
     """A request arrives (Scheduler.add_request)."""
     s.status[r] = Status.WAITING
     s.num_tokens[r] = c.prompt_len[r]
-    s.asks_left[r] = c.external_asks[r]
+    s.asks_left[r] = c.external_ask_later[r]
     s.num_waiting = queues.add_request(c, s.waiting, s.num_waiting, r)
 
 
@@ -170,7 +170,7 @@ def _schedule_running(s, c, e, long_prefill_threshold):
 
         fits = False
         while True:
-            lookahead = c.num_lookahead if c.rules[Rule.reserve_lookahead] else 0
+            lookahead = c.num_lookahead_tokens if c.rules[Rule.reserve_lookahead] else 0
             fits = kv_cache.allocate_slots(
                 s, c, e, r, tokens, 0, lookahead, 0, False, False, 0, True
             )
@@ -317,7 +317,7 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
                     e.branches[Branch.waiting_skipped_ask_later] += 1
                     _skip(s, c, e, r)
                     continue
-                load_async = num_external > 0 and c.external_async[r] != 0
+                load_async = num_external > 0 and c.external_is_async[r] != 0
             num_computed = num_local + num_external
             if num_computed > s.num_tokens[r]:
                 block_pool.fail(s, Assertion.HIT_LONGER_THAN_REQUEST)
@@ -334,12 +334,12 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
                 request_budget = min(request_budget, e.input_budget - c.draft_slots)
             tokens = s.num_tokens[r] - num_computed
             if (
-                c.num_spec_tokens > 0
+                c.num_speculative_tokens > 0
                 and tokens == 1
                 and not prefill_scheduled
                 and (num_running_scheduled > 0 or num_computed > 0)
             ):
-                whole = 1 + c.num_spec_tokens
+                whole = 1 + c.num_speculative_tokens
                 if num_computed + whole + 1 <= c.max_model_len:
                     if whole > request_budget:
                         e.branches[Branch.waiting_pad_does_not_fit] += 1
@@ -360,7 +360,7 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
                 block_pool.fail(s, Assertion.NOTHING_TO_SCHEDULE)
                 break
 
-        lookahead = c.num_lookahead if c.rules[Rule.reserve_lookahead] else 0
+        lookahead = c.num_lookahead_tokens if c.rules[Rule.reserve_lookahead] else 0
         reserved = 0
         if load_async:
             lookahead = 0
@@ -412,9 +412,9 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
         s.num_computed[r] = num_computed
         _put_in_step(s, c, e, r, tokens, admitted)
         if padded:
-            if tokens != 1 + c.num_spec_tokens:
+            if tokens != 1 + c.num_speculative_tokens:
                 block_pool.fail(s, Assertion.PADDING_CUT)
-            e.drafts[r] = c.num_spec_tokens
+            e.drafts[r] = c.num_speculative_tokens
             e.padded[r] = 1
         if num_computed + tokens < s.num_tokens[r]:
             s.inflight_prefill[r] = 1
@@ -453,7 +453,7 @@ def schedule(s, c, e):
         e.token_budget = 0
     threshold = 0
     if s.num_running + s.num_waiting + s.num_kv_holding > 1:
-        threshold = c.long_prefill_threshold
+        threshold = c.long_prefill_token_threshold
     prefill_scheduled = False
     if e.token_budget > 0:
         prefill_scheduled = _schedule_running(s, c, e, threshold)

@@ -21,7 +21,7 @@ def budget_respected(before, s, c, e, kind):
         n = e.scheduled[r]
         if n <= 0 or e.start[r] + n > c.max_model_len:
             return BROKEN
-        if c.long_prefill_threshold > 0 and n > c.long_prefill_threshold:
+        if c.long_prefill_token_threshold > 0 and n > c.long_prefill_token_threshold:
             if before.num_running + before.num_waiting + before.num_kv_holding > 1:
                 return BROKEN
         tokens += n
@@ -110,7 +110,7 @@ def written_slots_owned(before, s, c, e, kind):
         r = e.order[k] - 1
         end = e.start[r] + e.scheduled[r]
         if s.step_samples[d, r]:
-            end += c.num_lookahead
+            end += c.num_lookahead_tokens
         for position in range(e.start[r], min(end, c.max_model_len)):
             place = position // c.block_size
             if place >= s.num_blocks[r] or s.block_table[r, place] == 0:

@@ -10,8 +10,9 @@ import pytest
 from kvproof.check.check import Limits
 from kvproof.model.scope import Scope
 from kvproof.scopes.cover import Constraint, Cover, Pair, pairs_of
+from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.sweep import sweep as sweep_module
-from kvproof.sweep.sweep import CONSTRAINTS, PARAMETERS, Swept, scope_of, sweep
+from kvproof.sweep.sweep import Swept, sweep
 from kvproof.trace.trace import TraceError, replay
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +62,7 @@ def test_later_rounds_cover_every_pair_again_with_other_rows() -> None:
 def test_the_same_seed_gives_the_same_rows_in_every_process() -> None:
     script = (
         "from itertools import islice; from kvproof.scopes.cover import Cover; "
-        "from kvproof.sweep.sweep import CONSTRAINTS, PARAMETERS; "
+        "from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS; "
         "print(list(islice(Cover(PARAMETERS, CONSTRAINTS, seed=3).rows(), 40)))"
     )
     here = str(list(islice(Cover(PARAMETERS, CONSTRAINTS, seed=3).rows(), 40)))

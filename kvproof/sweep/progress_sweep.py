@@ -10,9 +10,9 @@ from itertools import islice
 from kvproof.check.check import Limits
 from kvproof.check.check_progress import ProgressCheck, check_progress
 from kvproof.scopes.cover import Cover
+from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.spec.hangs import HANGS, Hang
 from kvproof.spec.progress import Property
-from kvproof.sweep.sweep import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.trace.lasso import Lasso
 from kvproof.trace.trace import branches_taken, replay
 

@@ -65,7 +65,7 @@ def _with_answers(s, c, call, rng, guided):
             weight *= ways
         return engine.encode(kind, choice)
     if kind == engine.Kind.DRAFTS:
-        ways = c.num_spec_tokens + 1
+        ways = c.num_speculative_tokens + 1
         for r in range(c.num_requests):
             if s.drafting[r]:
                 choice += weight * _draw(rng, ways)

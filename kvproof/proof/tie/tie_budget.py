@@ -54,8 +54,8 @@ class BudgetTie(Tie):
             c.input_budget,
             c.draft_slots,
             c.max_model_len,
-            c.long_prefill_threshold if several else 0,
-            c.num_spec_tokens,
+            c.long_prefill_token_threshold if several else 0,
+            c.num_speculative_tokens,
             c.priority_policy,
             c.chunked_prefill,
         )
@@ -128,5 +128,7 @@ class BudgetTie(Tie):
         if s.num_computed[r] == 0:
             computed += self.report.num_hits * self.c.block_size
         self._asking = (r + 1, tokens, computed)
-        padded = self.c.num_spec_tokens > 0 and s.num_tokens[r] - computed == 1 and tokens > 1
+        padded = (
+            self.c.num_speculative_tokens > 0 and s.num_tokens[r] - computed == 1 and tokens > 1
+        )
         self._takes(f"ask waiting R{r}", (s.num_tokens[r], computed, int(padded)))

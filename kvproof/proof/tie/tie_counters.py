@@ -53,7 +53,7 @@ class CountersTie(Tie):
             c.prompt_len[r],
             c.max_tokens[r],
             c.max_model_len,
-            c.num_spec_tokens,
+            c.num_speculative_tokens,
             c.async_scheduling,
         )
 
