@@ -191,21 +191,27 @@ class Engine:
             }
             connector.delay_free = frozenset(name for name, spec in named if spec["delay_free"])
 
+    def request(self, r: int) -> Request:
+        """Request r as it arrives."""
+        spec = self._specs[r]
+        return Request(
+            request_id=self._names[r],
+            prompt_token_ids=list(spec["prompt"]),
+            sampling_params=self._sampling_params[r],
+            pooling_params=None,
+            arrival_time=spec["arrival"],
+            cache_salt=spec["salt"],
+            priority=spec["priority"],
+            block_hasher=self._hasher,
+        )
+
+    def name(self, r: int) -> str:
+        """The id of request r."""
+        return self._names[r]
+
     def add(self, r: int) -> None:
         """A request arrives."""
-        spec = self._specs[r]
-        self.scheduler.add_request(
-            Request(
-                request_id=self._names[r],
-                prompt_token_ids=list(spec["prompt"]),
-                sampling_params=self._sampling_params[r],
-                pooling_params=None,
-                arrival_time=spec["arrival"],
-                cache_salt=spec["salt"],
-                priority=spec["priority"],
-                block_hasher=self._hasher,
-            )
-        )
+        self.scheduler.add_request(self.request(r))
 
     def abort(self, r: int) -> None:
         """Its client goes away."""
@@ -256,23 +262,8 @@ class Engine:
             raise ValueError(
                 f"output for {sorted(tokens)}: the step samples for {sorted(step.sampling)} only"
             )
-        names = self._names
-        transfers = None
-        if recved or sent or invalid:
-            transfers = KVConnectorOutput(
-                finished_recving={names[r] for r in recved},
-                finished_sending={names[r] for r in sent},
-                invalid_block_ids=set(invalid),
-            )
-        scheduled = [names[r] for r, _ in step.order]
         outputs = self.scheduler.update_from_output(
-            step.output,
-            ModelRunnerOutput(
-                req_ids=scheduled,
-                req_id_to_index={name: i for i, name in enumerate(scheduled)},
-                sampled_token_ids=[tokens.get(r, []) for r, _ in step.order],
-                kv_connector_output=transfers,
-            ),
+            step.output, self.runner_output(step.output, tokens, recved, sent, invalid)
         )
         return {
             self._numbers[one.request_id]: [
@@ -283,10 +274,38 @@ class Engine:
             for one in of_client.outputs
         }
 
+    def runner_output(
+        self,
+        step: SchedulerOutput,
+        tokens: dict[int, list[int]],
+        recved: list[int],
+        sent: list[int],
+        invalid: list[int],
+    ) -> ModelRunnerOutput:
+        """What the model runner returns for a step."""
+        names = self._names
+        transfers = None
+        if recved or sent or invalid:
+            transfers = KVConnectorOutput(
+                finished_recving={names[r] for r in recved},
+                finished_sending={names[r] for r in sent},
+                invalid_block_ids=set(invalid),
+            )
+        scheduled = list(step.num_scheduled_tokens)
+        return ModelRunnerOutput(
+            req_ids=scheduled,
+            req_id_to_index={name: i for i, name in enumerate(scheduled)},
+            sampled_token_ids=[tokens.get(self._numbers[name], []) for name in scheduled],
+            kv_connector_output=transfers,
+        )
+
+    def draft_token_ids(self, drafts: dict[int, list[int]]) -> DraftTokenIds:
+        """The drafter's proposals as the executor hands them over."""
+        return DraftTokenIds([self._names[r] for r in drafts], list(drafts.values()))
+
     def drafts(self, drafts: dict[int, list[int]]) -> None:
         """The drafter's proposals for the next step."""
-        names = [self._names[r] for r in drafts]
-        self.scheduler.update_draft_token_ids(DraftTokenIds(names, list(drafts.values())))
+        self.scheduler.update_draft_token_ids(self.draft_token_ids(drafts))
 
     def reset(self, running: bool) -> bool | str:
         """Reset the prefix cache, preempting what runs if `running`; whether it was reset."""
