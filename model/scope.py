@@ -1,18 +1,19 @@
 """Scope: every bound and switch of one check, validated as vLLM's start-up would.
 
-A scope is written in Python or in TOML. Names of vLLM's options are vLLM's; times, sizes and
+A scope is written in Python or in TOML, each option by our name or by vLLM's; times, sizes and
 lengths are counts of tokens, blocks, requests or steps.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kvproof.errors import KvproofError
+from kvproof.model.options import Option, Options, ScopeError, made, refuse
 from kvproof.model.rules import Rule
 
 MAX_REQUESTS = 16
@@ -24,75 +25,137 @@ MAX_DEPTH = 3
 MAX_TOKEN = 249
 
 
-class ScopeError(KvproofError, ValueError):
-    """A scope that makes no sense: names the field, the value and what is allowed."""
-
-
-def _refuse(field: str, value: object, allowed: str) -> NoReturn:
-    raise ScopeError(f"{field} = {value!r}: allowed is {allowed}")
-
-
-def _within(field: str, value: int, low: int, high: int, why: str = "") -> None:
-    if not low <= value <= high:
-        _refuse(field, value, f"{low}..{high}" + (f" ({why})" if why else ""))
-
-
-class External(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class External(Options, frozen=True, forbid_unknown_fields=True):
     """What the KV connector has of a request's prefix."""
 
-    tokens: int
-    is_async: bool = True
-    once: bool = False
-    ask_later: int = 0
+    WHAT = "an external prefix"
+
+    tokens: Annotated[
+        int, Option("tokens of the prefix that it has", 1, MAX_MODEL_LEN, says="{} tokens external")
+    ]
+    is_async: Annotated[
+        bool, Option("it loads beside the steps, not within one", says="synchronous")
+    ] = True
+    once: Annotated[bool, Option("it loads one time only")] = False
+    ask_later: Annotated[int, Option("times that it answers 'ask again later' first", 0, 3)] = 0
 
 
-class RequestSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestSpec(Options, frozen=True, forbid_unknown_fields=True):
     """One request that may arrive: its prompt, its limits, and what its client may do."""
 
-    prompt: tuple[int, ...]
-    max_tokens: int
-    priority: int = 0
-    arrival: int | None = None
-    may_stop: bool = False
-    may_abort: bool = False
-    salt: str | None = None
-    external: External | None = None
-    delay_free: bool = False
+    WHAT = "a request"
+
+    prompt: Annotated[
+        tuple[int, ...],
+        Option("its tokens", 1, MAX_TOKEN, "a token", vllm="prompt_token_ids"),
+    ]
+    max_tokens: Annotated[int, Option("most tokens of its output", 1, MAX_MODEL_LEN)]
+    priority: Annotated[int, Option("a lower one goes first", -100, 100)] = 0
+    arrival: Annotated[
+        int | None, Option("its arrival time; its number if left out", 0, 1000, vllm="arrival_time")
+    ] = None
+    may_stop: Annotated[
+        bool, Option("any token of its output may be the stop token", driver=False)
+    ] = False
+    may_abort: Annotated[bool, Option("its client may abort it", driver=False)] = False
+    salt: Annotated[
+        str | None,
+        Option("prefixes are shared among equal salts only", vllm="cache_salt", says="salt {!r}"),
+    ] = None
+    external: Annotated[
+        External | None, Option("what the KV connector has of its prefix; needs a kv_role")
+    ] = None
+    delay_free: Annotated[
+        bool, Option("its blocks are sent after it has finished; needs a kv_role")
+    ] = False
 
 
-class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Scope(Options, frozen=True, forbid_unknown_fields=True):
     """Bounds and switches of one check; the defaults are vLLM's where vLLM has one."""
 
-    name: str
-    requests: tuple[RequestSpec, ...]
-    num_blocks: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    about: str = ""
-    block_size: int = 2
-    max_num_seqs: int = 2
-    max_num_scheduled_tokens: int | None = None
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    prefix_caching: bool = True
-    chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    reserve_full_isl: bool = True
-    watermark: float = 0.0
-    async_scheduling: bool = False
-    pipeline_parallel_size: int = 1
-    v2_model_runner: bool = False
-    num_speculative_tokens: int = 0
-    spec_method: Literal["ngram", "eagle", "draft_model"] = "ngram"
-    kv_role: Literal["kv_consumer", "kv_producer", "kv_both"] | None = None
-    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
-    may_fail_loads: bool = False
-    may_reset: bool = False
-    may_reset_running: bool = False
-    may_pause: bool = False
-    alphabet: int = 2
-    rules_off: tuple[str, ...] = ()
+    WHAT = "a scope"
+
+    name: Annotated[str, Option("what it is called", driver=False)]
+    requests: Annotated[tuple[RequestSpec, ...], Option("the requests that may arrive")]
+    num_blocks: Annotated[
+        int,
+        Option(
+            "blocks of the pool, the null block included",
+            2,
+            MAX_BLOCKS,
+            "the null block and one more",
+            vllm="num_gpu_blocks_override",
+        ),
+    ]
+    max_num_batched_tokens: Annotated[int, Option("input slots of a step", 1, 1 << 14)]
+    max_model_len: Annotated[int, Option("most tokens of a sequence", 2, MAX_MODEL_LEN)]
+    about: Annotated[str, Option("what it is for, in a line", driver=False)] = ""
+    block_size: Annotated[int, Option("tokens of a block", 1, MAX_BLOCK_SIZE)] = 2
+    max_num_seqs: Annotated[int, Option("most requests running at a time", 1, MAX_REQUESTS)] = 2
+    max_num_scheduled_tokens: Annotated[
+        int | None,
+        Option("tokens that a step may schedule; max_num_batched_tokens if left out", 1, 1 << 14),
+    ] = None
+    policy: Annotated[
+        Literal["fcfs", "priority"],
+        Option("who is admitted first, and who is preempted", vllm="scheduling_policy"),
+    ] = "fcfs"
+    prefix_caching: Annotated[
+        bool, Option("full blocks are published and shared", vllm="enable_prefix_caching")
+    ] = True
+    chunked_prefill: Annotated[
+        bool, Option("a prompt may be computed in chunks", vllm="enable_chunked_prefill")
+    ] = True
+    long_prefill_token_threshold: Annotated[
+        int, Option("longest chunk of a prefill, up to max_model_len; 0: any", 0, MAX_MODEL_LEN)
+    ] = 0
+    reserve_full_isl: Annotated[
+        bool,
+        Option(
+            "a request is admitted only if its whole sequence fits",
+            vllm="scheduler_reserve_full_isl",
+        ),
+    ] = True
+    watermark: Annotated[
+        float, Option("share of the pool that admissions leave free", 0.0, 1.0)
+    ] = 0.0
+    async_scheduling: Annotated[
+        bool, Option("a step is scheduled while the one before it runs")
+    ] = False
+    pipeline_parallel_size: Annotated[int, Option("pipeline stages", 1, MAX_DEPTH)] = 1
+    v2_model_runner: Annotated[
+        bool, Option("the second model runner", vllm="use_v2_model_runner")
+    ] = False
+    num_speculative_tokens: Annotated[
+        int, Option("drafts of a step", 0, MAX_DRAFTS, vllm="spec_tokens", says="{} drafts")
+    ] = 0
+    spec_method: Annotated[Literal["ngram", "eagle", "draft_model"], Option("the drafter")] = (
+        "ngram"
+    )
+    kv_role: Annotated[
+        Literal["kv_consumer", "kv_producer", "kv_both"] | None,
+        Option("the part of the KV connector; left out: there is no connector", says="{}"),
+    ] = None
+    kv_load_failure_policy: Annotated[
+        Literal["recompute", "fail"], Option("what becomes of a request whose load failed")
+    ] = "recompute"
+    may_fail_loads: Annotated[bool, Option("loads may fail; needs a kv_role", driver=False)] = False
+    may_reset: Annotated[bool, Option("the prefix cache may be reset", driver=False)] = False
+    may_reset_running: Annotated[
+        bool, Option("it may be reset with running requests preempted", driver=False)
+    ] = False
+    may_pause: Annotated[bool, Option("the scheduler may be paused and resumed", driver=False)] = (
+        False
+    )
+    alphabet: Annotated[
+        int, Option("tokens that an output is made of", 2, MAX_TOKEN, driver=False)
+    ] = 2
+    rules_off: Annotated[
+        tuple[str, ...], Option("guards of vLLM that are taken out, by rule", driver=False)
+    ] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_sizes(self)
         _check_requests(self)
         _check_start_up(self)
@@ -136,23 +199,16 @@ class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, rules_off=tuple(sorted({*self.rules_off, *rules})))
 
 
+def _within(field: str, value: int, low: int, high: int, why: str) -> None:
+    if not low <= value <= high:
+        refuse(field, value, f"{low}..{high} ({why})")
+
+
 def _check_sizes(scope: Scope) -> None:
     if not scope.name:
-        _refuse("name", scope.name, "a non-empty name")
-    _within("block_size", scope.block_size, 1, MAX_BLOCK_SIZE)
-    _within("max_model_len", scope.max_model_len, 2, MAX_MODEL_LEN)
-    _within("num_blocks", scope.num_blocks, 2, MAX_BLOCKS, "the null block and one more")
-    _within("max_num_seqs", scope.max_num_seqs, 1, MAX_REQUESTS)
-    _within("max_num_batched_tokens", scope.max_num_batched_tokens, 1, 1 << 14)
-    if scope.max_num_scheduled_tokens is not None:
-        _within("max_num_scheduled_tokens", scope.max_num_scheduled_tokens, 1, 1 << 14)
-    _within("pipeline_parallel_size", scope.pipeline_parallel_size, 1, MAX_DEPTH)
-    _within("num_speculative_tokens", scope.num_speculative_tokens, 0, MAX_DRAFTS)
-    _within("alphabet", scope.alphabet, 2, MAX_TOKEN)
-    if not 0.0 <= scope.watermark < 1.0:
-        _refuse("watermark", scope.watermark, "0 <= watermark < 1")
+        refuse("name", scope.name, "a non-empty name")
     if scope.depth > MAX_DEPTH:
-        _refuse("pipeline_parallel_size", scope.pipeline_parallel_size, f"depth <= {MAX_DEPTH}")
+        refuse("pipeline_parallel_size", scope.pipeline_parallel_size, f"depth <= {MAX_DEPTH}")
 
 
 def _check_requests(scope: Scope) -> None:
@@ -166,43 +222,37 @@ def _check_requests(scope: Scope) -> None:
             scope.max_model_len - 1,
             "tokens; max_model_len leaves room for one output",
         )
-        for token in request.prompt:
-            _within(f"{where}.prompt", token, 1, MAX_TOKEN, "a token")
-        _within(f"{where}.max_tokens", request.max_tokens, 1, MAX_MODEL_LEN)
-        _within(f"{where}.priority", request.priority, -100, 100)
-        if request.arrival is not None:
-            _within(f"{where}.arrival", request.arrival, 0, 1000)
         if request.external is not None:
             if scope.kv_role is None:
-                _refuse(f"{where}.external", request.external, "none without a kv_role")
-            _within(f"{where}.external.tokens", request.external.tokens, 1, scope.max_model_len)
-            _within(f"{where}.external.ask_later", request.external.ask_later, 0, 3)
+                refuse(f"{where}.external", request.external, "none without a kv_role")
+            tokens = request.external.tokens
+            _within(f"{where}.external.tokens", tokens, 1, scope.max_model_len, "max_model_len")
         if request.delay_free and scope.kv_role is None:
-            _refuse(f"{where}.delay_free", True, "false without a kv_role")
+            refuse(f"{where}.delay_free", True, "false without a kv_role")
 
 
 def _check_start_up(scope: Scope) -> None:
     """What vLLM itself refuses at start-up (vllm/config/scheduler.py, vllm/config/vllm.py)."""
     batched = scope.max_num_batched_tokens
     if batched < scope.max_num_seqs:
-        _refuse("max_num_batched_tokens", batched, f">= max_num_seqs = {scope.max_num_seqs}")
+        refuse("max_num_batched_tokens", batched, f">= max_num_seqs = {scope.max_num_seqs}")
     if not scope.chunked_prefill and batched < scope.max_model_len:
-        _refuse(
+        refuse(
             "max_num_batched_tokens",
             batched,
             f">= max_model_len = {scope.max_model_len} without chunked prefill",
         )
     if batched <= scope.draft_slots:
-        _refuse("max_num_batched_tokens", batched, f"> draft slots = {scope.draft_slots}")
+        refuse("max_num_batched_tokens", batched, f"> draft slots = {scope.draft_slots}")
     if not 0 <= scope.long_prefill_token_threshold <= scope.max_model_len:
-        _refuse(
+        refuse(
             "long_prefill_token_threshold",
             scope.long_prefill_token_threshold,
             f"0..max_model_len = {scope.max_model_len}",
         )
     needed = -(-scope.max_model_len // scope.block_size)
     if scope.num_blocks - 1 < needed:
-        _refuse(
+        refuse(
             "num_blocks",
             scope.num_blocks,
             f">= {needed + 1}: one request of max_model_len = {scope.max_model_len} needs "
@@ -210,61 +260,45 @@ def _check_start_up(scope: Scope) -> None:
         )
     speculative = scope.num_speculative_tokens > 0
     if scope.async_scheduling and speculative and scope.spec_method == "ngram":
-        _refuse("spec_method", scope.spec_method, "eagle or draft_model with async_scheduling")
+        refuse("spec_method", scope.spec_method, "eagle or draft_model with async_scheduling")
     if scope.async_scheduling and scope.pipeline_parallel_size > 1 and not scope.v2_model_runner:
-        _refuse("v2_model_runner", False, "true for async_scheduling with pipeline parallelism")
+        refuse("v2_model_runner", False, "true for async_scheduling with pipeline parallelism")
     if speculative and not scope.async_scheduling and scope.pipeline_parallel_size > 1:
-        _refuse(
+        refuse(
             "num_speculative_tokens",
             scope.num_speculative_tokens,
             "0 with pipeline parallelism and the synchronous scheduler (not modelled)",
         )
     if scope.may_fail_loads and scope.kv_role is None:
-        _refuse("may_fail_loads", True, "false without a kv_role")
+        refuse("may_fail_loads", True, "false without a kv_role")
 
 
 def _check_rules(scope: Scope) -> None:
     for rule in scope.rules_off:
         if rule not in Rule.__members__:
-            _refuse("rules_off", rule, "a rule's name; `kvproof rules` lists them")
+            refuse("rules_off", rule, "a rule's name; `kvproof rules` lists them")
 
 
-def scope_from_dict(values: dict[str, Any]) -> Scope:
-    """A scope from plain values; a wrong type or an unknown key is refused by name."""
-    try:
-        return msgspec.convert(values, Scope)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ScopeError):
-            raise error.__cause__ from None
-        raise ScopeError(_explained(str(error), values)) from error
-
-
-def _explained(error: str, values: dict[str, Any]) -> str:
-    """A refusal of a field with its value and what is allowed, where that is a choice."""
-    reason, _, place = error.partition(" - at `$.")
-    name = place.rstrip("`")
-    if name not in values:
-        return f"not a scope: {error}"
-    hint = get_type_hints(Scope)[name]
-    choices = [
-        choice
-        for part in (hint, *get_args(hint))
-        if get_origin(part) is Literal
-        for choice in get_args(part)
-    ]
-    allowed = f"allowed is {', '.join(map(repr, choices))}" if choices else reason
-    return f"{name} = {values[name]!r}: {allowed}"
+def scope_from_dict(values: Mapping[str, Any]) -> Scope:
+    """A scope from plain values by name, ours or vLLM's; ScopeError with the place of a mistake."""
+    return made(Scope, values)
 
 
 def scope_to_dict(scope: Scope) -> dict[str, Any]:
-    """Plain values of a scope, for JSON and for the lockstep's driver."""
+    """Plain values of a scope, for JSON."""
     return dict(msgspec.to_builtins(scope))
 
 
 def load_scope(path: Path) -> Scope:
     """Read a scope from a TOML file; its name defaults to the file's."""
+    if str(path) == "-":
+        raise ScopeError("-: a scope is read from a file; give the path of one")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except IsADirectoryError:
+        raise ScopeError(f"{path}: a folder; a scope is a TOML file") from None
+    except OSError as error:
+        raise ScopeError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ScopeError(f"{path}: not TOML: {error}") from error
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvproof.model import connector, scheduler
 from kvproof.model.compiled import Compiled
+from kvproof.model.options import driver_values
 from kvproof.model.rules import Rule
 from kvproof.model.scope import Scope
 from kvproof.model.state import Load, Pause, Status
@@ -22,47 +23,12 @@ _UNKNOWN = (Status.ABSENT, Status.GONE)
 
 
 def scope_values(scope: Scope) -> dict[str, Any]:
-    """The scope as the driver takes it."""
-    return {
-        "block_size": scope.block_size,
-        "num_blocks": scope.num_blocks,
-        "max_num_seqs": scope.max_num_seqs,
-        "max_num_batched_tokens": scope.max_num_batched_tokens,
-        "max_num_scheduled_tokens": scope.max_num_scheduled_tokens,
-        "max_model_len": scope.max_model_len,
-        "policy": scope.policy,
-        "prefix_caching": scope.prefix_caching,
-        "chunked_prefill": scope.chunked_prefill,
-        "long_prefill_token_threshold": scope.long_prefill_token_threshold,
-        "reserve_full_isl": scope.reserve_full_isl,
-        "watermark": scope.watermark,
-        "async_scheduling": scope.async_scheduling,
-        "pipeline_parallel_size": scope.pipeline_parallel_size,
-        "v2_model_runner": scope.v2_model_runner,
-        "num_speculative_tokens": scope.num_speculative_tokens,
-        "spec_method": scope.spec_method,
-        "kv_role": scope.kv_role,
-        "kv_load_failure_policy": scope.kv_load_failure_policy,
-        "requests": [
-            {
-                "prompt": list(request.prompt),
-                "max_tokens": request.max_tokens,
-                "priority": request.priority,
-                "arrival": r if request.arrival is None else request.arrival,
-                "salt": request.salt,
-                "external": None
-                if request.external is None
-                else {
-                    "tokens": request.external.tokens,
-                    "is_async": request.external.is_async,
-                    "once": request.external.once,
-                    "ask_later": request.external.ask_later,
-                },
-                "delay_free": request.delay_free,
-            }
-            for r, request in enumerate(scope.requests)
-        ],
-    }
+    """The scope as the driver takes it, each request with its time of arrival."""
+    values = driver_values(scope)
+    for r, request in enumerate(values["requests"]):
+        if request["arrival"] is None:
+            request["arrival"] = r
+    return values
 
 
 def _queue(queue: Any, length: int) -> list[int]:

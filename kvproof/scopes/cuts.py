@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from kvproof.model.scope import External, RequestSpec, Scope, ScopeError
+from kvproof.model.options import Options, ScopeError
+from kvproof.model.scope import RequestSpec, Scope
+from kvproof.scopes.values import EXTERNAL_VALUES, REQUEST_VALUES, SCOPE_VALUES, Values
 
-_FEATURES: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("pipeline_parallel_size", (1, 2)),
-    ("async_scheduling", (False,)),
-    ("v2_model_runner", (False,)),
-    ("num_speculative_tokens", (0, 1, 2)),
-    ("spec_method", ("ngram", "draft_model", "eagle")),
-    ("kv_role", (None, "kv_consumer", "kv_producer", "kv_both")),
-    ("policy", ("fcfs",)),
-    ("prefix_caching", (True,)),
-    ("chunked_prefill", (True,)),
-    ("long_prefill_token_threshold", (0,)),
-    ("reserve_full_isl", (True,)),
-    ("watermark", (0.0,)),
-    ("max_num_scheduled_tokens", (None,)),
-    ("kv_load_failure_policy", ("recompute",)),
-    ("may_fail_loads", (False,)),
-    ("may_reset", (False,)),
-    ("may_reset_running", (False,)),
-    ("may_pause", (False,)),
-    ("alphabet", (2,)),
-)
-"""Each switch with its values, simplest first; a value not listed is the least simple."""
-
-_REQUEST_FEATURES: tuple[tuple[str, Any], ...] = (
-    ("external", None),
-    ("delay_free", False),
-    ("salt", None),
-    ("may_stop", False),
-    ("may_abort", False),
-    ("priority", 0),
-    ("arrival", None),
-)
+_Changed = TypeVar("_Changed", bound=Options)
 
 Measure = tuple[int, ...]
 Cut = tuple[Scope, tuple[int, ...]]
@@ -63,8 +34,8 @@ def measure(scope: Scope) -> Measure:
     prompts = [request.prompt for request in requests]
     return (
         *weight(scope),
-        sum(_rank(values, getattr(scope, name)) for name, values in _FEATURES),
-        sum(_request_features(request) for request in requests),
+        _switches(scope, SCOPE_VALUES),
+        sum(_request_switches(request) for request in requests),
         sum(len(request.prompt) + request.max_tokens for request in requests),
         (scope.num_blocks - 1) * scope.block_size,
         scope.block_size,
@@ -78,16 +49,25 @@ def measure(scope: Scope) -> Measure:
     )
 
 
-def _rank(values: tuple[Any, ...], value: Any) -> int:
-    return values.index(value) if value in values else len(values)
+def _rank(cut: Sequence[Any], value: Any) -> int:
+    return cut.index(value) if value in cut else len(cut)
 
 
-def _request_features(request: RequestSpec) -> int:
-    total = sum(int(getattr(request, name) != simplest) for name, simplest in _REQUEST_FEATURES)
+def _switches(options: Options, table: Mapping[str, Values]) -> int:
+    return sum(_rank(values.cut, getattr(options, name)) for name, values in table.items())
+
+
+def _request_switches(request: RequestSpec) -> int:
     external = request.external
-    if external is not None:
-        total += external.tokens + external.ask_later + external.once + (not external.is_async)
-    return total
+    of_external = 0 if external is None else _switches(external, EXTERNAL_VALUES)
+    return _switches(request, REQUEST_VALUES) + of_external
+
+
+def _simpler(options: Options, table: Mapping[str, Values]) -> Iterator[tuple[str, Any]]:
+    """Each switch that is not at its simplest, with every simpler value."""
+    for name, values in table.items():
+        for value in values.cut[: _rank(values.cut, getattr(options, name))]:
+            yield name, value
 
 
 def cuts(scope: Scope) -> Iterator[Cut]:
@@ -103,16 +83,18 @@ def cuts(scope: Scope) -> Iterator[Cut]:
             yield candidate, everyone
 
 
-def _replace(scope: Scope, **changes: Any) -> Scope | None:
-    """The changed scope, None where it makes no sense."""
+def _replace(options: _Changed, **changes: Any) -> _Changed | None:
+    """The changed options, None where they make no sense."""
     try:
-        return msgspec.structs.replace(scope, **changes)
+        return msgspec.structs.replace(options, **changes)
     except ScopeError:
         return None
 
 
 def _with_request(scope: Scope, r: int, **changes: Any) -> Scope | None:
-    changed = msgspec.structs.replace(scope.requests[r], **changes)
+    changed = _replace(scope.requests[r], **changes)
+    if changed is None:
+        return None
     return _replace(scope, requests=(*scope.requests[:r], changed, *scope.requests[r + 1 :]))
 
 
@@ -136,29 +118,19 @@ def _down(value: int, low: int) -> Iterator[int]:
 
 
 def _features(scope: Scope) -> Iterator[Scope | None]:
-    for name, values in _FEATURES:
-        for value in values[: _rank(values, getattr(scope, name))]:
-            if name == "kv_role" and value is None:
-                yield _without_connector(scope)
-            else:
-                yield _replace(scope, **{name: value})
+    for name, value in _simpler(scope, SCOPE_VALUES):
+        if name == "kv_role" and value is None:
+            yield _without_connector(scope)
+        else:
+            yield _replace(scope, **{name: value})
     for r, request in enumerate(scope.requests):
-        for name, simplest in _REQUEST_FEATURES:
-            if getattr(request, name) != simplest:
-                yield _with_request(scope, r, **{name: simplest})
+        for name, value in _simpler(request, REQUEST_VALUES):
+            yield _with_request(scope, r, **{name: value})
         if request.external is not None:
-            for external in _externals(request.external):
-                yield _with_request(scope, r, external=external)
-
-
-def _externals(external: External) -> Iterator[External]:
-    change = msgspec.structs.replace
-    yield change(external, is_async=True)
-    yield change(external, once=False)
-    for asks in range(external.ask_later):
-        yield change(external, ask_later=asks)
-    for tokens in range(1, external.tokens):
-        yield change(external, tokens=tokens)
+            for name, value in _simpler(request.external, EXTERNAL_VALUES):
+                external = _replace(request.external, **{name: value})
+                if external is not None:
+                    yield _with_request(scope, r, external=external)
 
 
 def _without_connector(scope: Scope) -> Scope | None:

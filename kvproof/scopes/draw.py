@@ -6,7 +6,7 @@ Every bound is drawn within what the values before it allow, so that nothing is 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from kvproof.model.scope import (
     RequestSpec,
     Scope,
 )
+from kvproof.scopes.values import REQUEST_VALUES, SCOPE_VALUES, Values
 
 _T = TypeVar("_T")
 
@@ -40,6 +41,13 @@ _BOUNDS: dict[Size, tuple[int, int, int, int]] = {
     "medium": (8, 40, 8, 12),
     "large": (MAX_REQUESTS, MAX_MODEL_LEN, MAX_BLOCK_SIZE, MAX_BLOCKS),
 }
+
+
+_IN_PLACE = {
+    *("policy", "prefix_caching", "chunked_prefill", "reserve_full_isl", "may_reset"),
+    *("may_stop", "may_abort"),
+}
+"""Options whose draws come before others', so that a seed keeps its scope."""
 
 
 class Chooser(Protocol):
@@ -84,6 +92,10 @@ def draw_scope(
     choose: Chooser, size: Size, name: str = "drawn", *, most_requests: int = MAX_REQUESTS
 ) -> Scope:
     """A scope within the bounds of a size, with any of the features that go together."""
+
+    def pick(option: str) -> Any:
+        return choose.pick(SCOPE_VALUES[option].draw)
+
     requests_of_size, most_tokens, largest_block, spare_blocks = _BOUNDS[size]
     mode = choose.pick(_MODES)
     asynchronous = mode.get("async_scheduling", False)
@@ -93,7 +105,7 @@ def draw_scope(
         ("eagle", "draft_model") if asynchronous else ("ngram", "draft_model")
     )
     role: Role = choose.pick((None, None, "kv_consumer", "kv_both", "kv_producer"))
-    policy: Policy = choose.pick(("fcfs", "priority"))
+    policy: Policy = pick("policy")
 
     length = choose.integer(3, most_tokens)
     block_size = choose.integer(1, min(largest_block, length))
@@ -108,7 +120,7 @@ def draw_scope(
     )
     cap = choose.integer(1, count)
     draft_slots = int(drafts > 0 and method == "draft_model")
-    chunked = choose.pick((True, True, True, False))
+    chunked = pick("chunked_prefill")
     least = max(cap, 1 + draft_slots, 1 if chunked else length)
     budget = choose.integer(least, least + 2 * length)
     loads = role in ("kv_consumer", "kv_both")
@@ -125,22 +137,33 @@ def draw_scope(
         max_num_scheduled_tokens=choose.pick((None, None, None, choose.integer(1, budget))),
         max_model_len=length,
         policy=policy,
-        prefix_caching=choose.pick((True, True, True, True, False)),
+        prefix_caching=pick("prefix_caching"),
         chunked_prefill=chunked,
         long_prefill_token_threshold=choose.pick((0, 0, 0, choose.integer(1, length))),
-        reserve_full_isl=choose.pick((True, False)),
+        reserve_full_isl=pick("reserve_full_isl"),
         watermark=choose.pick((0.0, 0.0, 0.0, 1.01 / blocks, 0.3)),
         num_speculative_tokens=drafts,
         spec_method=method,
         kv_role=role,
         kv_load_failure_policy=choose.pick(("recompute", "fail")) if failing else "recompute",
         may_fail_loads=failing,
-        may_reset=choose.pick((False,) * 4 + (True,)),
+        may_reset=pick("may_reset"),
         may_reset_running=choose.pick(resets),
-        may_pause=choose.pick((False,) * 7 + (True,)),
+        **_drawn(choose, SCOPE_VALUES, _IN_PLACE),
         **mode,
     )
     return _within_code(scope)
+
+
+def _drawn(
+    choose: Chooser, table: Mapping[str, Values], besides: Collection[str]
+) -> dict[str, Any]:
+    """A value of each option that depends on no other, of those that are not drawn elsewhere."""
+    return {
+        name: choose.pick(values.draw)
+        for name, values in table.items()
+        if values.draw and name not in besides
+    }
 
 
 def _draw_requests(
@@ -160,13 +183,14 @@ def _draw_requests(
             max_tokens=choose.integer(1, length),
             priority=choose.integer(0, 2) if policy == "priority" else 0,
             arrival=choose.pick((None, 0)) if policy == "priority" else None,
-            may_stop=choose.pick((False, True)),
-            may_abort=choose.pick((False, True)),
+            may_stop=choose.pick(REQUEST_VALUES["may_stop"].draw),
+            may_abort=choose.pick(REQUEST_VALUES["may_abort"].draw),
             salt=choose.pick((None, "a", "b")) if salted else None,
             external=_draw_external(choose, len(prompt), length)
             if role in ("kv_consumer", "kv_both") and choose.pick(offered)
             else None,
             delay_free=role in ("kv_producer", "kv_both") and choose.pick((True, False)),
+            **_drawn(choose, REQUEST_VALUES, _IN_PLACE),
         )
         for prompt in prompts
     )

@@ -5,24 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from kvproof.model.scope import External, RequestSpec, Scope
-from kvproof.scopes.cover import Constraint, Row
+from kvproof.scopes.cover import Constraint, Row, Value
+from kvproof.scopes.values import SCOPE_VALUES
 
-PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
+_OWN = {
+    option: values.parameter or option.replace("_", " ")
+    for option, values in SCOPE_VALUES.items()
+    if values.sweep
+}
+"""The options that are a parameter of their own, with its name."""
+
+
+def _own(*options: str) -> dict[str, tuple[Value, ...]]:
+    return {_OWN[option]: SCOPE_VALUES[option].sweep for option in options}
+
+
+PARAMETERS: dict[str, tuple[Value, ...]] = {
     "mode": ("sync", "async", "pipeline 2", "pipeline 3", "async v2", "async v2 pipeline 2"),
-    "policy": ("fcfs", "priority"),
-    "block size": (1, 2),
+    **_own("policy", "block_size"),
     "pool": ("smallest", "next", "roomy"),
     "budget": ("smallest", "next", "roomy"),
     "scheduled budget": ("equal", "below"),
-    "cap": (1, 2, 3),
-    "threshold": (0, 1, 2, 3),
+    **_own("max_num_seqs", "long_prefill_token_threshold"),
     "length": ("smallest", "next", "roomy"),
     "watermark": ("none", "one block", "large"),
-    "prefix caching": (True, False),
-    "chunked prefill": (True, False),
-    "reserve full sequence": (True, False),
-    "drafts": (0, 1, 2, 3),
-    "drafter": ("ngram", "eagle", "draft_model"),
+    **_own("prefix_caching", "chunked_prefill", "reserve_full_isl"),
+    **_own("num_speculative_tokens", "spec_method"),
     "role": ("none", "kv_consumer", "kv_producer", "kv_both"),
     "load": (
         "none",
@@ -38,7 +46,7 @@ PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
     "failing loads": ("never", "recompute", "fail"),
     "sending": (False, True),
     "reset": ("never", "unused", "running"),
-    "pause": (False, True),
+    **_own("may_pause"),
     "ends": ("length", "stops", "aborts", "both"),
     "prompts": ("equal", "nested", "shared", "disjoint", "long"),
     "priorities": ("equal", "distinct"),
@@ -46,6 +54,8 @@ PARAMETERS: dict[str, tuple[str | int | bool, ...]] = {
     "requests": (2, 3),
     "outputs": (1, 2, 4),
 }
+for _option in _OWN:
+    PARAMETERS |= {} if _OWN[_option] in PARAMETERS else _own(_option)
 
 CONSTRAINTS = (
     Constraint(
@@ -144,28 +154,19 @@ def scope_of(number: int, row: Row) -> Scope:
         name=f"sweep-{number}",
         requests=requests,
         num_blocks=blocks,
-        block_size=block_size,
-        max_num_seqs=cap,
         max_num_batched_tokens=budget,
         max_num_scheduled_tokens=max(budget // 2, 1)
         if value["scheduled budget"] == "below"
         else None,
         max_model_len=length,
-        policy=value["policy"],
-        prefix_caching=value["prefix caching"],
-        chunked_prefill=value["chunked prefill"],
-        long_prefill_token_threshold=value["threshold"],
-        reserve_full_isl=value["reserve full sequence"],
         watermark={"none": 0.0, "one block": 1.01 / blocks, "large": 0.5}[value["watermark"]],
         async_scheduling=asynchronous,
         pipeline_parallel_size=pipeline,
         v2_model_runner="v2" in value["mode"],
-        num_speculative_tokens=k,
-        spec_method=value["drafter"],
         kv_role=None if value["role"] == "none" else value["role"],
         kv_load_failure_policy="fail" if value["failing loads"] == "fail" else "recompute",
         may_fail_loads=value["failing loads"] != "never",
         may_reset=value["reset"] != "never",
         may_reset_running=value["reset"] == "running",
-        may_pause=value["pause"],
+        **{option: value[parameter] for option, parameter in _OWN.items()},
     )

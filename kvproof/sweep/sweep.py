@@ -22,7 +22,7 @@ from kvproof.check.collect import collect
 from kvproof.check.known import explanation, place_of
 from kvproof.check.minimize import minimize
 from kvproof.check.scheduler_system import SchedulerSystem
-from kvproof.model.scope import ScopeError
+from kvproof.model.options import ScopeError
 from kvproof.native.jit import source_key
 from kvproof.scopes.cover import Cover, Row, pairs_of
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of

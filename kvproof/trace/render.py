@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kvproof.model.compiled import Compiled, compile_scope
+from kvproof.model.options import told
+from kvproof.model.scope import Scope
 from kvproof.model.state import Assertion, Load, Phase, Status
 from kvproof.native.record import Record
 from kvproof.trace.trace import Moment, Trace, replay
@@ -109,25 +111,51 @@ def blocks_table(compiled: Compiled, state: Record) -> list[str]:
     ]
 
 
+_IN_THE_HEAD = {
+    *("name", "about", "requests", "num_blocks", "block_size", "max_num_batched_tokens"),
+    *("max_num_scheduled_tokens", "max_num_seqs", "max_model_len", "policy"),
+    *("num_speculative_tokens", "kv_role", "rules_off"),
+}
+_IN_THE_LINE = {"prompt", "max_tokens", "priority", "external"}
+
+
 def scope_lines(trace: Trace) -> list[str]:
-    """The scope in a few lines: requests, bounds, and the rules that are off."""
+    """The scope in a few lines: bounds, every option that is not at its default, requests, rules.
+
+    Nothing is left out: who reads them can write the scope down again.
+    """
     scope = trace.scope
-    lines = [
-        f"scope {scope.name}: {scope.num_blocks - 1} blocks of {scope.block_size}, "
-        f"budget {scope.token_budget}, at most {scope.max_num_seqs} running, "
-        f"model length {scope.max_model_len}, {scope.policy}, depth {scope.depth}"
-        + (f", {scope.num_speculative_tokens} drafts" if scope.num_speculative_tokens else "")
-        + (f", {scope.kv_role}" if scope.kv_role else "")
+    batched = scope.max_num_batched_tokens
+    of_batched = "" if scope.max_num_scheduled_tokens is None else f" of {batched}"
+    head = [
+        f"scope {scope.name}: {scope.num_blocks - 1} blocks of {scope.block_size}",
+        f"budget {scope.token_budget}{of_batched}",
+        f"at most {scope.max_num_seqs} running",
+        f"model length {scope.max_model_len}",
+        scope.policy,
+        f"depth {scope.depth}",
+        *told(scope, only=("num_speculative_tokens", "kv_role")),
     ]
-    for r, request in enumerate(scope.requests):
-        lines.append(
-            f"  R{r}: prompt {list(request.prompt)}, at most {request.max_tokens} tokens"
-            + (f", priority {request.priority}" if scope.policy == "priority" else "")
-            + (f", salt {request.salt!r}" if request.salt else "")
-            + (f", {request.external.tokens} tokens external" if request.external else "")
-        )
-    lines.append(f"rules off: {', '.join(scope.rules_off) or 'none'}")
-    return lines
+    options = told(scope, besides=_IN_THE_HEAD)
+    return [
+        ", ".join(head),
+        *([f"  about: {scope.about}"] if scope.about else []),
+        *([f"  options: {', '.join(options)}"] if options else []),
+        *(_request_line(scope, r) for r in range(len(scope.requests))),
+        f"rules off: {', '.join(scope.rules_off) or 'none'}",
+    ]
+
+
+def _request_line(scope: Scope, r: int) -> str:
+    request = scope.requests[r]
+    parts = [f"prompt {list(request.prompt)}", f"at most {request.max_tokens} tokens"]
+    if scope.policy == "priority" or request.priority:
+        parts.append(f"priority {request.priority}")
+    parts += told(request, besides=_IN_THE_LINE)
+    if request.external is not None:
+        tokens, *more = told(request.external)
+        parts.append(f"{tokens} ({', '.join(more)})" if more else tokens)
+    return f"  R{r}: {', '.join(parts)}"
 
 
 def render(trace: Trace) -> str:

@@ -15,7 +15,8 @@ from kvproof import __version__
 from kvproof.errors import KvproofError
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled, compile_scope
-from kvproof.model.scope import Scope, ScopeError
+from kvproof.model.options import ScopeError
+from kvproof.model.scope import Scope, scope_from_dict
 from kvproof.model.state import Branch
 from kvproof.native.record import Record
 from kvproof.spec import masks
@@ -201,9 +202,14 @@ def decode(data: bytes, where: str, kind: type[_File], form: str, version: int) 
             f"{where}: version is {header.version}, this kvproof reads {version}{newer}"
         )
     try:
-        return msgspec.json.decode(data, type=kind)
+        values = msgspec.json.decode(data)
+        if isinstance(values.get("scope"), dict):
+            values["scope"] = scope_from_dict(values["scope"])
+        return msgspec.convert(values, kind, str_keys=True)
+    except ScopeError as error:
+        raise TraceError(f"{where}: scope: {error}") from error
     except msgspec.DecodeError as error:
-        reason = error.__cause__ if isinstance(error.__cause__, (ScopeError, TraceError)) else error
+        reason = error.__cause__ if isinstance(error.__cause__, TraceError) else error
         raise TraceError(f"{where}: {reason}") from error
 
 
