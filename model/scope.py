@@ -71,7 +71,7 @@ class RequestSpec(Options, frozen=True, forbid_unknown_fields=True):
 
 
 class Scope(Options, frozen=True, forbid_unknown_fields=True):
-    """Bounds and switches of one check; the defaults are vLLM's where vLLM has one."""
+    """Bounds and switches of one check; switches are as vLLM has them where nothing is said."""
 
     WHAT = "a scope"
 
@@ -137,7 +137,8 @@ class Scope(Options, frozen=True, forbid_unknown_fields=True):
         Option("the part of the KV connector; left out: there is no connector", says="{}"),
     ] = None
     kv_load_failure_policy: Annotated[
-        Literal["recompute", "fail"], Option("what becomes of a request whose load failed")
+        Literal["recompute", "fail"],
+        Option("what becomes of a request whose load failed; vLLM's default is fail"),
     ] = "recompute"
     may_fail_loads: Annotated[bool, Option("loads may fail; needs a kv_role", driver=False)] = False
     may_reset: Annotated[bool, Option("the prefix cache may be reset", driver=False)] = False
@@ -298,7 +299,7 @@ def load_scope(path: Path) -> Scope:
     except IsADirectoryError:
         raise ScopeError(f"{path}: a folder; a scope is a TOML file") from None
     except OSError as error:
-        raise ScopeError(f"{path}: {error.strerror}") from error
+        raise ScopeError(f"{path}: {str(error.strerror).lower()}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ScopeError(f"{path}: not TOML: {error}") from error
     try:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import tomllib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -8,11 +10,13 @@ from typing import Annotated, Any, get_args
 import msgspec
 import pytest
 
+from kvproof.lockstep.environment import DEFAULT_VERSION
 from kvproof.model.options import REQUIRED, Option, Options, ScopeError, checked, options_of
 from kvproof.model.scope import External, RequestSpec, Scope, load_scope, scope_from_dict
 from kvproof.scopes.cover import Cover
 from kvproof.scopes.draw import RandomChooser, Size, draw_scope
 from kvproof.scopes.named import SCOPES
+from kvproof.scopes.reference import template
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.scopes.values import EXTERNAL_VALUES, REQUEST_VALUES, SCOPE_VALUES
 from kvproof.spec.findings import FINDINGS
@@ -21,6 +25,9 @@ from kvproof.spec.rule_scopes import SEEDS
 from kvproof.trace.render import scope_lines
 from kvproof.trace.trace import Trace, TraceError, dumps, load
 from tests.scope_text import scope_from_lines
+from tests.test_cli import kvproof
+
+ROOT = Path(__file__).parent.parent
 
 VALID: dict[str, Any] = {
     "name": "valid",
@@ -345,7 +352,7 @@ def test_what_is_no_file_is_refused_with_its_path_and_what_it_is(tmp_path: Path)
     loop.symlink_to(loop)
     for path, words in (
         (tmp_path, "a folder; a scope is a TOML file"),
-        (tmp_path / "none.toml", "No such file"),
+        (tmp_path / "none.toml", "no such file"),
         (loop, "symbolic links"),
         (Path("-"), "a scope is read from a file"),
     ):
@@ -390,3 +397,47 @@ def test_depth_follows_vllm() -> None:
     assert depth(pipeline_parallel_size=3) == 3
     assert depth(async_scheduling=True, v2_model_runner=True) == 2
     assert depth(async_scheduling=True, v2_model_runner=True, pipeline_parallel_size=2) == 3
+
+
+def test_the_template_is_a_scope_and_each_of_its_comments_an_option() -> None:
+    text = template()
+    scope = scope_from_dict(tomllib.loads(text))
+    assert scope == SCOPES["two-equal"]
+    seen = {"requests"}
+    table = options_of(Scope)
+    for line in text.splitlines():
+        if line == "[[requests]]":
+            table = options_of(RequestSpec)
+        setting = line.removeprefix("# ")
+        name = setting.partition(" = ")[0]
+        if name in table and " = " in setting:
+            option = table[name]
+            seen.add(name)
+            checked(option, tomllib.loads(setting)[name])
+            assert line.startswith("# ") == (setting not in text.splitlines())
+    assert seen == set(options_of(Scope)) | set(options_of(RequestSpec))
+
+
+def test_vllms_own_names_are_names_of_vllm() -> None:
+    package = next(iter((ROOT / ".vllm" / DEFAULT_VERSION).glob("lib/python3*/site-packages/vllm")))
+    known = set()
+    for name in ("engine/arg_utils.py", "config/vllm.py", "v1/request.py"):
+        for node in ast.walk(ast.parse((package / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                known.add(node.target.id)
+            elif isinstance(node, ast.arg):
+                known.add(node.arg)
+            elif isinstance(node, ast.FunctionDef):
+                known.add(node.name)
+    named = [o.vllm for kind in (Scope, RequestSpec) for o in options_of(kind).values() if o.vllm]
+    assert len(named) == 10
+    assert set(named) <= known
+
+
+def test_a_name_is_printed_as_it_is_whatever_brackets_it_has(tmp_path: Path) -> None:
+    for name in ("v1 [/wip]", "my [scope]", "[bold]", "ends in \\\\"):
+        path = tmp_path / "mine.TOML"
+        path.write_text(f"name = '{name}'\n{TOML}", encoding="utf-8")
+        done = kvproof("check", str(path))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{name}: holds")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from kvproof.native.jit import compiling
 
@@ -16,6 +17,11 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+
+
+def say_of(name: str, markup: str) -> None:
+    """Print a name as it is, brackets and all, and what is to be said of it."""
+    out.print(Text.assemble((name, "bold"), ": ", Text.from_markup(markup)))
 
 
 @contextmanager

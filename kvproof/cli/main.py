@@ -25,7 +25,7 @@ from kvproof.check.dot import dot
 from kvproof.check.known import explanation
 from kvproof.check.minimize import Progress as Minimising
 from kvproof.check.minimize import minimize, with_rules_on
-from kvproof.cli.console import Force, Json, err, out, telling_of_compilation
+from kvproof.cli.console import Force, Json, err, out, say_of, telling_of_compilation
 from kvproof.cli.files import check_output, check_page
 from kvproof.cli.prove import ProveOptions, run_prove
 from kvproof.cli.simulate import app as simulate_app
@@ -92,9 +92,7 @@ def find_scope(name: str) -> Scope:
     """A named scope, or one from a TOML file."""
     if name in SCOPES:
         return SCOPES[name]
-    if name.endswith(".toml"):
-        if not Path(name).is_file():
-            raise UsageError(f"{name}: {'a folder' if Path(name).is_dir() else 'no such file'}")
+    if name == "-" or name.lower().endswith(".toml"):
         return load_scope(Path(name))
     raise UsageError(
         f"no scope is named {name!r}; `kvproof scopes` lists them, a file ends in .toml"
@@ -174,11 +172,12 @@ def _print_check(done: Check, coverage: bool) -> None:
     result = done.result
     colour = {"holds": "green", "violated": "red", "bounded": "yellow"}[result.outcome]
     reason = f" ({result.reason})" if result.reason else ""
-    out.print(
-        f"[bold]{done.scope.name}[/bold]: [{colour}]{result.outcome}[/{colour}]{reason}  "
+    say_of(
+        done.scope.name,
+        f"[{colour}]{result.outcome}[/{colour}]{reason}  "
         f"{result.states:,} states, {result.transitions:,} transitions, depth {result.depth}, "
         f"{result.seconds:.2f} s, {result.states_per_second:,.0f} states/s, "
-        f"{result.bytes_per_state:.0f} bytes a state"
+        f"{result.bytes_per_state:.0f} bytes a state",
     )
     out.print(
         f"  chance that a fingerprint collision hid a state: {result.collision_probability:.1e}"
@@ -259,7 +258,7 @@ def _check_progress(
     for one in _searched(scopes, partial(check_progress, limits=limits, rename=rename)):
         done.append(one)
         if not as_json:
-            out.print(f"[bold]{one.scope.name}[/bold]: {headline(one)}")
+            say_of(one.scope.name, headline(one))
             for found in one.lassos:
                 out.print(f"\n{render_lasso(found)}", markup=False)
         if one.lassos and to is not None:
@@ -695,9 +694,10 @@ def lockstep_command(
             reports.append(report)
             if not as_json:
                 verdict = "equal" if report.difference is None else "DIFFERENT"
-                out.print(
-                    f"[bold]{scope.name}[/bold]: {verdict}  {report.transitions:,} transitions "
-                    f"replayed on vLLM {report.version}, {report.seconds:.1f} s"
+                say_of(
+                    scope.name,
+                    f"{verdict}  {report.transitions:,} transitions "
+                    f"replayed on vLLM {report.version}, {report.seconds:.1f} s",
                 )
                 if report.difference is not None:
                     out.print(render(report.difference.trace), markup=False)

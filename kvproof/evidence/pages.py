@@ -9,6 +9,7 @@ from kvproof.check.check import check
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.finding_pages import findings_page
 from kvproof.evidence.hang_pages import progress_page
+from kvproof.scopes import reference
 from kvproof.spec.invariants import INVARIANTS
 from kvproof.spec.reports import NOT_MODELLED
 from kvproof.spec.rule_scopes import PAST
@@ -85,11 +86,17 @@ def progress_document() -> str:
     return _GENERATED + "\n" + progress_page()
 
 
+def scopes_document() -> str:
+    """docs/scopes.md."""
+    return _GENERATED + "\n" + reference.page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "findings.md": findings_document,
     "invariants.md": invariants_page,
     "progress.md": progress_document,
     "rules.md": rules_page,
+    "scopes.md": scopes_document,
 }
 
 
