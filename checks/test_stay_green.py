@@ -15,7 +15,7 @@ from kvproof.model.state import Phase
 from kvproof.native.record import Record
 from kvproof.scopes.named import SCOPES
 from kvproof.search.explore import Chunk, explore
-from kvproof.trace.actions import enabled_codes
+from kvproof.trace.codes import enabled_codes
 
 
 def all_rows(name: str) -> tuple[Compiled, list[np.ndarray]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvproof.model.engine import MOST_ALONE
 from kvproof.model.scope import Scope
 
 
@@ -30,11 +31,13 @@ def max_actions(scope: Scope) -> int:
     requests = len(scope.requests)
     table = -(-scope.max_model_len // scope.block_size)
     transfers = requests * (2 + table) if scope.kv_role is not None else 0
-    return 2 * requests + max(output_choices(scope), _drafts_choices(scope)) + transfers + 6
+    return (
+        2 * requests + max(output_choices(scope), _drafts_choices(scope)) + transfers + MOST_ALONE
+    )
 
 
 def max_calls(scope: Scope) -> int:
     """Bound on the calls enabled in one state."""
     blocks = -(-scope.max_model_len // scope.block_size)
     transfers = 2 + blocks if scope.kv_role is not None else 0
-    return len(scope.requests) * (2 + transfers) + 6
+    return len(scope.requests) * (2 + transfers) + MOST_ALONE

@@ -160,6 +160,10 @@ def enabled_calls(s, c, out):
     return _enabled(s, c, out, False)
 
 
+MOST_ALONE = 6
+"""Actions in one state of which there is one, whatever the requests; a bound."""
+
+
 @kernel
 def _enabled(s, c, out, every_answer):
     n = 0

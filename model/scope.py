@@ -23,6 +23,7 @@ MAX_MODEL_LEN = 512
 MAX_DRAFTS = 3
 MAX_DEPTH = 3
 MAX_TOKEN = 249
+STOP_TOKEN = MAX_TOKEN + 1  # it ends any request
 
 
 class External(Options, frozen=True, forbid_unknown_fields=True):

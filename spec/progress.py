@@ -1,18 +1,16 @@
 """What must eventually happen, under which fairness, and what of a state and a step shows it.
 
-A run is fair if the engine keeps stepping, outputs arrive, and transfers end (FAIRNESS has it per
-kind of action). Clients' actions may come at any time but are never waited for, and failures are
-finite: so what goes on for ever is a loop of the engine's own actions, and the kernels say which
-these are.
+A run is fair if the engine keeps stepping, outputs arrive, and transfers end (the table of action
+kinds has it per kind). Clients' actions may come at any time but are never waited for, and failures
+are finite: so what goes on for ever is a loop of the engine's own actions, and the kernels say
+which these are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
 
-from kvproof.model.engine import Kind
 from kvproof.model.rules import Rule
 from kvproof.model.scope import Scope
 
@@ -36,54 +34,6 @@ def most_passes(scope: Scope, r: int) -> int:
     """
     external = scope.requests[r].external
     return scope.depth - 1 + (0 if external is None else external.ask_later)
-
-
-@dataclass(frozen=True)
-class Fairness:
-    """What is assumed of one kind of action: how often it comes, and why that may be assumed."""
-
-    kind: Kind
-    strength: Literal["weak", "strong", "none"]
-    statement: str
-
-
-FAIRNESS = (
-    Fairness(Kind.ADD, "none", "Arrivals are never waited for; each request arrives once."),
-    Fairness(Kind.ABORT, "none", "Aborts are never waited for; each request is aborted once."),
-    Fairness(
-        Kind.SCHEDULE, "weak", "The engine keeps stepping: where its loop may go on, it does."
-    ),
-    Fairness(
-        Kind.OUTPUT,
-        "weak",
-        "The output of a step arrives, with any answer: any number of drafts accepted, a stop or "
-        "none. That a synchronous load fails is finite.",
-    ),
-    Fairness(Kind.DRAFTS, "weak", "The drafter answers, with any number of drafts."),
-    Fairness(
-        Kind.TRANSFER_LANDS,
-        "strong",
-        "Each request's load ends sooner or later; that one fails is finite. NoPreemptionCycle "
-        "does without this assumption.",
-    ),
-    Fairness(
-        Kind.SENT,
-        "strong",
-        "Each request's sending ends sooner or later. NoPreemptionCycle does without this "
-        "assumption.",
-    ),
-    Fairness(
-        Kind.RESET_PREFIX_CACHE, "none", "Resets are finite: they may throw back, not for ever."
-    ),
-    Fairness(
-        Kind.SET_PAUSE_STATE,
-        "none",
-        "Pauses are finite, and a resume is never waited for: nothing is owed to who waits while "
-        "the scheduler is paused.",
-    ),
-)
-"""Weak: an action that stays enabled is taken. Strong: one that is enabled again and again is taken
-(the model lands no transfer between an output and its drafts). None: it may come, or never."""
 
 
 @dataclass(frozen=True)

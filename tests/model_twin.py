@@ -8,7 +8,7 @@ from kvproof.lockstep import observation
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
 from kvproof.trace.actions import Action
-from kvproof.trace.answers import code_of
+from kvproof.trace.codes import code_of
 from kvproof.trace.trace import step
 
 

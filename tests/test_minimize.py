@@ -14,7 +14,7 @@ from kvproof.model.state import Assertion
 from kvproof.scopes.cuts import cuts, measure, weight
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.findings import FINDINGS
-from kvproof.trace.actions import enabled_codes
+from kvproof.trace.codes import enabled_codes
 from kvproof.trace.trace import Trace, TraceError, from_codes, names_of, replay, step
 
 FALLS = {

@@ -8,8 +8,7 @@ from kvproof.model.compiled import compile_scope
 from kvproof.model.rules import Rule
 from kvproof.scopes.draw import MAX_ANSWERS, RandomChooser, Size, draw_scope
 from kvproof.scopes.named import SCOPES
-from kvproof.trace.actions import enabled_codes, name_action
-from kvproof.trace.answers import code_of
+from kvproof.trace.codes import code_of, enabled_codes, name_action
 from kvproof.trace.trace import from_codes, step
 from kvproof.walks.coverage import rules_reached
 from kvproof.walks.walk import Walker

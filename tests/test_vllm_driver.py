@@ -16,7 +16,7 @@ import pytest
 
 from kvproof.lockstep import environment
 from kvproof.lockstep.client import Client, DriverError
-from kvproof.model.scope import scope_from_dict
+from kvproof.model.scope import STOP_TOKEN, scope_from_dict
 from kvproof.vllm import protocol
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +60,7 @@ def scope(requests: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
         "spec_method": "ngram",
         "kv_role": None,
         "kv_load_failure_policy": "recompute",
+        "stop_token": STOP_TOKEN,
         "requests": [{**spec, "arrival": r} for r, spec in enumerate(requests)],
     }
     return {**values, **changes}
@@ -129,17 +130,20 @@ class Walk:
         kinds = ["schedule"] * 4 if len(self.steps) < self.depth else []
         kinds += ["output"] * 4 if self.steps else []
         kinds += ["add"] * 2 if len(self.arrived) < len(self.values["requests"]) else []
-        kind = self.random.choice(["abort", "reset", "pause", "observe", *kinds])
+        kind = self.random.choice(
+            ["abort", "reset_prefix_cache", "set_pause_state", "observe", *kinds]
+        )
         if kind == "add":
             absent = [r for r in range(len(self.values["requests"])) if r not in self.arrived]
             return ["add", self.random.choice(absent)]
         if kind == "abort":
             known = [q[0] for q in self.observation["requests"]]
             return ["abort", self.random.choice(known)] if known else ["observe"]
-        if kind == "reset":
-            return ["reset", self.random.random() < 0.3]
-        if kind == "pause":
-            return ["pause", self.random.choice([0, 0, 0, 1, 2])]
+        if kind == "reset_prefix_cache":
+            return [kind, self.random.random() < 0.3]
+        if kind == "set_pause_state":
+            states = ["UNPAUSED", "UNPAUSED", "UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"]
+            return [kind, self.random.choice(states)]
         return self._output() if kind == "output" else [kind]
 
     def _output(self) -> list[Any]:
@@ -150,7 +154,7 @@ class Walk:
                 accepted = self.random.randint(0, step["drafts"].get(r, 0))
                 tokens[r] = [self.random.choice([1, 2]) for _ in range(accepted + 1)]
                 if self.random.random() < 0.1:
-                    tokens[r][-1] = protocol.STOP_TOKEN
+                    tokens[r][-1] = STOP_TOKEN
         done = [r for r in self.loading if self.random.random() < 0.5]
         invalid = [self.loading[r][0] for r in done if self.random.random() < 0.3]
         ended = [
@@ -308,11 +312,11 @@ def test_outputs_carry_tokens_and_reasons(client: Client) -> None:
         ["schedule"],
         output({0: [1], 1: [2]}),
         ["schedule"],
-        output({0: [2], 1: [protocol.STOP_TOKEN]}),
+        output({0: [2], 1: [STOP_TOKEN]}),
         ["schedule"],
     )
     assert results[3] == {0: [[1], None], 1: [[2], None]}
-    assert results[5] == {0: [[2], "length"], 1: [[protocol.STOP_TOKEN], "stop"]}
+    assert results[5] == {0: [[2], "length"], 1: [[STOP_TOKEN], "stop"]}
     assert results[6]["finished"] == [0, 1]
     assert not results[-1]["has_requests"]
 
@@ -434,13 +438,18 @@ def test_frees_wait_behind_the_fence(client: Client) -> None:
 def test_pause_and_reset_are_calls_of_the_engine(client: Client) -> None:
     values = scope(PROMPTS)
     _, _, paused, step, seen = run(
-        client, values, ["add", 0], ["pause", 1], ["observe"], ["schedule"]
+        client, values, ["add", 0], ["set_pause_state", "PAUSED_NEW"], ["observe"], ["schedule"]
     )
     assert paused is None
     assert step["total"] == 0
     assert seen["pause"] == 1
     *_, failed, done, seen = run(
-        client, values, ["add", 0], ["schedule"], ["reset", False], ["reset", True]
+        client,
+        values,
+        ["add", 0],
+        ["schedule"],
+        ["reset_prefix_cache", False],
+        ["reset_prefix_cache", True],
     )
     assert (failed, done) == (False, True)
     assert seen["cached"] == []

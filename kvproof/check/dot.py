@@ -12,7 +12,7 @@ from kvproof.model.state import Status
 from kvproof.native.record import Record
 from kvproof.search.explore import Chunk, explore
 from kvproof.search.system import Words
-from kvproof.trace.actions import name_action
+from kvproof.trace.codes import name_action
 
 MAX_STATES = 1000
 """More states than this make a picture that nobody can read."""

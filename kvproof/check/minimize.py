@@ -17,8 +17,8 @@ from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
 from kvproof.scopes.cuts import Cut, cuts, weight
 from kvproof.spec.masks import Id
-from kvproof.trace.actions import Action, name_action
-from kvproof.trace.answers import code_of
+from kvproof.trace.actions import Action
+from kvproof.trace.codes import code_of, name_action
 from kvproof.trace.trace import (
     Trace,
     TraceError,

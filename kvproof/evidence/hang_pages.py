@@ -10,7 +10,8 @@ from kvproof.evidence.finding_pages import account
 from kvproof.model.scope import Scope
 from kvproof.scopes.named import LOCKSTEP, SCOPES
 from kvproof.spec.hangs import GUARDS, HANGS, Guard, Hang
-from kvproof.spec.progress import FAIRNESS, STATEMENTS
+from kvproof.spec.progress import STATEMENTS
+from kvproof.trace.action_kinds import ACTION_KINDS
 from kvproof.trace.lasso import Lasso, render_lasso, save_lasso
 
 FOLDER = Path("counterexamples/progress")
@@ -91,7 +92,7 @@ def _fairness() -> list[str]:
         "enabled again and again is taken; none: it may come, or never):\n",
         "| action | fairness | |",
         "|---|---|---|",
-        *(f"| {one.kind.name.lower()} | {one.strength} | {one.statement} |" for one in FAIRNESS),
+        *(f"| {one.name} | {one.fairness} | {one.assumed} |" for one in ACTION_KINDS.values()),
         "",
         "So a loop has no action of a client and nothing that fails. A load or a sending that is "
         "under way stays so until it ends: a component of the graph has a fair cycle exactly if "

@@ -21,8 +21,10 @@ from kvproof.lockstep import observation
 from kvproof.lockstep.environment import DEFAULT_VERSION
 from kvproof.model import scheduler
 from kvproof.model.compiled import Compiled, compile_scope
+from kvproof.model.engine import Kind
 from kvproof.native.record import Record
 from kvproof.spec.invariants import INVARIANTS
+from kvproof.trace.action_kinds import ACTION_KINDS
 from kvproof.trace.render import scope_lines
 from kvproof.trace.trace import Moment, Trace, TraceError, replay
 from kvproof.vllm import protocol
@@ -182,7 +184,8 @@ def _calls(compiled: Compiled, moments: list[Moment], fails: bool) -> Iterator[s
     yield from _expectation(lasting)
     for moment in moments:
         yield f"# {moment.number}. {moment.action}"
-        yield f"e.{_call(compiled, moment)}"
+        entry = ACTION_KINDS[moment.action.kind]
+        yield f"e.{entry.call(compiled, moment.before, moment.action, moment.report)}"
         if fails and moment is moments[-1]:
             return
         facts = _lasting(compiled, moment.after)
@@ -200,26 +203,6 @@ def _expectation(facts: dict[str, Any]) -> Iterator[str]:
     for name, value in facts.items():
         yield f"    {name}={value!r},"
     yield ")"
-
-
-def _call(compiled: Compiled, moment: Moment) -> str:
-    action = moment.action
-    if action.do == "transfer_lands":
-        without = "" if action.failed_block is None else f", without={action.failed_block}"
-        return f"transfer_lands({action.request}{without})"
-    if action.do == "set_pause_state":
-        return f'set_pause_state("{action.pause}")'
-    if action.do == "reset_prefix_cache":
-        return f"reset_prefix_cache(running={action.running})"
-    if action.do in ("add", "abort", "sent"):
-        return f"{action.do}({action.request})"
-    _name, *arguments = observation.operation(compiled, moment.before, action, moment.report)
-    if action.do == "output":
-        sampled, *reported = arguments
-        named = zip(("loaded", "sent", "invalid"), reported, strict=True)
-        words = [repr(sampled), *(f"{name}={tuple(value)}" for name, value in named if value)]
-        return f"output({', '.join(words)})"
-    return f"{action.do}({', '.join(map(repr, arguments))})"
 
 
 def _lasting(compiled: Compiled, s: Record) -> dict[str, Any]:
@@ -250,16 +233,16 @@ def _seen(compiled: Compiled, moment: Moment) -> dict[str, Any]:
         compiled, moment.before, moment.after, moment.action, moment.report
     )
     facts: dict[str, Any] = {}
-    if moment.action.do == "schedule":
+    if moment.action.kind == Kind.SCHEDULE:
         facts = {
             "scheduled": dict(result["scheduled"]),
             "drafts": result["drafts"],
             "preempted": result["preempted"],
         }
-    elif moment.action.do == "output":
+    elif moment.action.kind == Kind.OUTPUT:
         facts = {"delivered": {r: tokens for r, (tokens, _reason) in result.items() if tokens}}
-    elif moment.action.do == "reset_prefix_cache":
-        facts = {"reset": result}
+    else:
+        facts = {"returned": result}
     return {name: value for name, value in facts.items() if value}
 
 

@@ -10,8 +10,9 @@ from kvproof.lockstep.client import Client
 from kvproof.lockstep.lockstep import Expected, compare, expect
 from kvproof.lockstep.observed import ObservedWorld, RealClasses
 from kvproof.model import engine
+from kvproof.model.engine import Kind
 from kvproof.model.scope import Scope
-from kvproof.trace.actions import name_action
+from kvproof.trace.codes import name_action
 from kvproof.trace.trace import Trace, from_codes
 from kvproof.walks.worlds import ModelWorld, Tally, World
 
@@ -61,7 +62,7 @@ class LockstepWorld(ModelWorld):
             batch.append(operation)
             awaited.append(expected)
             self._at = after
-            if action.do == "schedule":
+            if action.kind == Kind.SCHEDULE:
                 self._exchange(batch, awaited)
                 batch, awaited = [], []
         self._exchange(batch, awaited)

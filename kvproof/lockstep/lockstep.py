@@ -24,7 +24,8 @@ from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.scope import Scope
 from kvproof.native.record import Record
 from kvproof.search.explore import Result, explore
-from kvproof.trace.actions import Action, enabled_codes, name_action
+from kvproof.trace.actions import Action
+from kvproof.trace.codes import enabled_codes, name_action
 from kvproof.trace.trace import Trace, from_codes
 from kvproof.vllm import protocol
 

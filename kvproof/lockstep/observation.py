@@ -11,11 +11,13 @@ from typing import Any
 
 from kvproof.model import connector, scheduler
 from kvproof.model.compiled import Compiled
+from kvproof.model.engine import Kind
 from kvproof.model.options import driver_values
 from kvproof.model.rules import Rule
-from kvproof.model.scope import Scope
-from kvproof.model.state import Load, Pause, Status
+from kvproof.model.scope import STOP_TOKEN, Scope
+from kvproof.model.state import Status
 from kvproof.native.record import Record
+from kvproof.trace.action_kinds import ACTION_KINDS, sampled_tokens
 from kvproof.trace.actions import Action
 from kvproof.vllm import protocol
 
@@ -24,7 +26,7 @@ _UNKNOWN = (Status.ABSENT, Status.GONE)
 
 def scope_values(scope: Scope) -> dict[str, Any]:
     """The scope as the driver takes it, each request with its time of arrival."""
-    values = driver_values(scope)
+    values = driver_values(scope) | {"stop_token": STOP_TOKEN}
     for r, request in enumerate(values["requests"]):
         if request["arrival"] is None:
             request["arrival"] = r
@@ -122,60 +124,18 @@ def observe(compiled: Compiled, s: Record) -> list[Any]:
 
 def operation(compiled: Compiled, before: Record, action: Action, report: Record) -> list[Any]:
     """The driver's operation for an action that the model has taken from `before`."""
-    if action.do in ("add", "abort"):
-        return [action.do, action.request]
-    if action.do == "schedule":
-        return ["schedule"]
-    if action.do == "output":
-        return _output(compiled, before, report)
-    if action.do == "drafts":
-        drafts = {r: [1] * count for r, count in action.drafts.items()}
-        for r in _queue(before.running, before.num_running):
-            if before.prefill_chunk[r]:
-                # The drafter proposes for prefill chunks too; the scheduler must not take it.
-                drafts[r] = [1] * compiled.scope.num_speculative_tokens
-        return ["drafts", drafts]
-    if action.do == "reset_prefix_cache":
-        return ["reset", action.running]
-    if action.do == "set_pause_state":
-        return ["pause", int(Pause[str(action.pause)])]
-    return ["observe"]
-
-
-def _output(compiled: Compiled, before: Record, report: Record) -> list[Any]:
-    sampled = {}
-    invalid = set()
-    for r in _queue(before.step_order[0], int(before.step_len[0])):
-        if report.load_fails[r]:
-            invalid.add(int(before.step_table[0, r, int(report.load_fails[r]) - 1]))
-        if not before.step_samples[0, r]:
-            continue
-        first = int(report.position[r])
-        tokens = list(compiled.tokens[r][first : first + int(report.accepted[r]) + 1])
-        if report.stop_at[r]:
-            tokens[int(report.stop_at[r]) - 1] = protocol.STOP_TOKEN
-        sampled[r] = tokens
-    received = []
-    for r, load in enumerate(before.load.tolist()):
-        if load >= Load.LANDED:
-            received.append(r)
-        if load >= Load.FAILED:
-            invalid.add(int(before.transfer_table[r, load - Load.FAILED]))
-    sent = [r for r, sending in enumerate(before.sending.tolist()) if sending == 2]
-    return ["output", sampled, received, sent, sorted(invalid)]
+    return ACTION_KINDS[action.kind].operation(compiled, before, action, report)
 
 
 def expected_result(
     compiled: Compiled, before: Record, after: Record, action: Action, report: Record
 ) -> Any:
     """What the driver's operation must return, in the driver's form."""
-    if action.do == "schedule":
+    if action.kind == Kind.SCHEDULE:
         return _step(compiled, before, after, report)
-    if action.do == "output":
+    if action.kind == Kind.OUTPUT:
         return _outputs(compiled, before, report)
-    if action.do == "reset_prefix_cache":
-        return "raised" if report.reset_ok < 0 else bool(report.reset_ok)
-    return None
+    return ACTION_KINDS[action.kind].returns(report)
 
 
 def _step(compiled: Compiled, before: Record, after: Record, report: Record) -> dict[str, Any]:
@@ -228,7 +188,7 @@ def _common_prefix_blocks(s: Record) -> int:
 
 
 def _outputs(compiled: Compiled, before: Record, report: Record) -> dict[int, Any]:
-    sampled = _output(compiled, before, report)[1]
+    sampled = sampled_tokens(compiled, before, report)
     reasons = {
         Status.FINISHED_STOPPED: "stop",
         Status.FINISHED_LENGTH_CAPPED: "length",

@@ -18,14 +18,15 @@ from kvproof.lockstep.client import Client
 from kvproof.model import connector, device, engine, scheduler
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.engine import Kind
-from kvproof.model.scope import Scope
+from kvproof.model.scope import STOP_TOKEN, Scope
 from kvproof.model.state import Branch, Load, Phase, Status
 from kvproof.native.record import Record
 from kvproof.scopes.draw import RandomChooser
 from kvproof.spec import masks, step_invariants
 from kvproof.spec.masks import Id
 from kvproof.spec.verdicts import BROKEN
-from kvproof.trace.actions import Action, name_action
+from kvproof.trace.actions import Action
+from kvproof.trace.codes import name_action
 from kvproof.trace.trace import Trace, TraceError, names_of, replay
 from kvproof.vllm import protocol
 from kvproof.walks.worlds import Tally, Violation, draw_code, settle
@@ -204,14 +205,14 @@ class ObservedWorld:
         except KeyError as error:
             self._ended((Id.PublishedSound.name,), f"nobody's prefix is published: {error}")
             return
-        if action.do == "schedule":
+        if action.kind == Kind.SCHEDULE:
             self._scheduled(before, state, result)
-        elif action.do == "output":
+        elif action.kind == Kind.OUTPUT:
             self._taken_in(before, state, result)
-        elif action.do == "drafts":
+        elif action.kind == Kind.DRAFTS:
             state.drafting[:] = 0
             state.phase = int(Phase.TOP)
-        elif action.do == "reset_prefix_cache":
+        elif action.kind == Kind.RESET_PREFIX_CACHE:
             self._reset(before, state, result)
         device.forget_unreadable(state, c)
         self.state = state
@@ -336,8 +337,8 @@ class ObservedWorld:
         """Whether the delivered tokens are the request's next ones, up to a stop or a limit."""
         first = int(before.num_tokens[r])
         line = list(self.compiled.tokens[r][first : first + len(tokens)])
-        if tokens[-1] == protocol.STOP_TOKEN:
-            line[-1] = protocol.STOP_TOKEN
+        if tokens[-1] == STOP_TOKEN:
+            line[-1] = STOP_TOKEN
         request, scope = self.compiled.scope.requests[r], self.compiled.scope
         limit = min(len(request.prompt) + request.max_tokens, scope.max_model_len)
         alive = Status.ABSENT < before.status[r] <= Status.PREEMPTED

@@ -21,7 +21,8 @@ from kvproof.lockstep.lockstep import compare, expect
 from kvproof.model import scheduler
 from kvproof.model.compiled import compile_scope, next_token
 from kvproof.model.scope import MAX_BLOCKS, MAX_MODEL_LEN, MAX_REQUESTS, RequestSpec, Scope
-from kvproof.trace.actions import Action, enabled_codes, name_action
+from kvproof.trace.actions import Action
+from kvproof.trace.codes import enabled_codes, name_action
 from kvproof.trace.trace import Trace, find_code, names_of, step
 from kvproof.workload import clock
 from kvproof.workload.sessions import Session, Turn, draw

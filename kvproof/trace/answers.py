@@ -1,26 +1,35 @@
-"""Calls and what the device may answer to them: named actions to codes, without listing them all.
+"""What the device may answer to a call, request by request.
 
 The answers to one step are a product over its requests, so that a large scope has more actions
-than can be listed. A call has one code for each; here it is put together request by request.
+than can be listed. A call has one code for each; it is put together request by request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvproof.model import engine
-from kvproof.model.bounds import max_calls
 from kvproof.model.compiled import Compiled
-from kvproof.model.engine import Kind
 from kvproof.native.record import Record
-from kvproof.trace.actions import Action, Outcome, name_action
+from kvproof.trace.actions import Outcome
+
+
+class Answers(Protocol):
+    """The answers for one request, numbered from 0."""
+
+    def __len__(self) -> int: ...
+
+    def place(self, wanted: Any) -> int | None:
+        """The number of an answer as an action has it, None where the device cannot give it."""
+        ...
 
 
 @dataclass(frozen=True)
-class Answers:
+class OutputAnswers:
     """The answers for one request of an output.
 
     `stops[a]` counts the places of a stop, none included, where `a` drafts are accepted;
@@ -35,104 +44,71 @@ class Answers:
     def __len__(self) -> int:
         return sum(self.stops) * self.load_choices
 
-    def place(self, outcome: Outcome) -> int | None:
-        """The number of an answer in 0..len - 1, None where the device cannot give it."""
+    def place(self, wanted: Outcome) -> int | None:
+        """The number of an outcome."""
         load = 0
-        if outcome.load_fails:
-            load = outcome.load_fails - self.first_block
+        if wanted.load_fails:
+            load = wanted.load_fails - self.first_block
             if not 0 < load < self.load_choices:
                 return None
-        if not 0 <= outcome.accepted < len(self.stops):
+        if not 0 <= wanted.accepted < len(self.stops):
             return None
-        if not 0 <= outcome.stop_at < self.stops[outcome.accepted]:
+        if not 0 <= wanted.stop_at < self.stops[wanted.accepted]:
             return None
-        return load + self.load_choices * (sum(self.stops[: outcome.accepted]) + outcome.stop_at)
+        return load + self.load_choices * (sum(self.stops[: wanted.accepted]) + wanted.stop_at)
 
 
-def enabled_calls(compiled: Compiled, state: Record) -> list[int]:
-    """Codes of the enabled actions, one for each call: the device's first answer."""
-    out: NDArray[np.int32] = np.zeros(max_calls(compiled.scope), np.int32)
-    codes: list[int] = out[: engine.enabled_calls(state, compiled.c, out)].tolist()
-    return codes
+@dataclass(frozen=True)
+class DraftAnswers:
+    """The answers for one request of the drafter: from none to `most` drafts."""
+
+    most: int
+
+    def __len__(self) -> int:
+        return self.most + 1
+
+    def place(self, wanted: int) -> int | None:
+        """The number of an answer is that of its drafts."""
+        return wanted if 0 <= wanted <= self.most else None
 
 
-def output_answers(compiled: Compiled, state: Record) -> dict[int, Answers]:
+def output_answers(compiled: Compiled, state: Record) -> Mapping[int, Answers]:
     """What the device may answer for each request of the oldest step, in the step's order."""
     c = compiled.c
-    found = {}
+    answers: dict[int, Answers] = {}
     for k in range(int(state.step_len[0])):
         r = int(state.step_order[0, k]) - 1
         stops: tuple[int, ...] = (1,)
         if engine.num_sample_choices(state, c, r) > 1:
             accepted = range(int(state.step_acceptable[0, r]) + 1)
             stops = tuple(int(engine.num_stop_choices(state, c, r, a)) for a in accepted)
-        found[r] = Answers(
+        answers[r] = OutputAnswers(
             stops,
             int(state.step_load_start[0, r]) // compiled.scope.block_size,
             int(engine.num_load_choices(state, c, r)),
         )
-    return found
+    return answers
 
 
-def code_of(
-    compiled: Compiled, state: Record, action: Action, *, nearest: bool = False
+def draft_answers(compiled: Compiled, state: Record) -> Mapping[int, Answers]:
+    """What the drafter may answer for each request that it is asked about."""
+    answers = DraftAnswers(compiled.scope.num_speculative_tokens)
+    return dict.fromkeys(np.flatnonzero(state.drafting).tolist(), answers)
+
+
+def choice_of(
+    answers: Mapping[int, Answers], wanted: Mapping[int, Any], *, nearest: bool
 ) -> int | None:
-    """The code of a named action in a state, None where it is not enabled.
+    """The number of what is wanted of each request among the product of their answers.
 
-    With `nearest` an answer that the device cannot give is replaced by the first one that it can.
+    The first answer stands for what is not wanted at all, with `nearest` also for what the device
+    cannot give; else that is None.
     """
-    for code in enabled_calls(compiled, state):
-        if _same_call(name_action(compiled, state, code), action):
-            break
-    else:
-        return None
-    kind = code % engine.KINDS
-    if kind == Kind.OUTPUT:
-        choice = _output_choice(compiled, state, action, nearest)
-    elif kind == Kind.DRAFTS:
-        choice = _drafts_choice(compiled, state, action, nearest)
-    else:
-        return code
-    return None if choice is None else int(kind) + engine.KINDS * choice
-
-
-def _same_call(a: Action, b: Action) -> bool:
-    """Whether two actions are the same call but for what the device answers."""
-    return (a.do, a.request, a.failed_block, a.running, a.pause) == (
-        b.do,
-        b.request,
-        b.failed_block,
-        b.running,
-        b.pause,
-    )
-
-
-def _output_choice(compiled: Compiled, state: Record, action: Action, nearest: bool) -> int | None:
-    answers = output_answers(compiled, state)
     choice, weight = 0, 1
     for r, ways in answers.items():
-        wanted = action.outcomes.get(r)
-        place = 0 if wanted is None else ways.place(wanted)
+        place = ways.place(wanted[r]) if r in wanted else 0
         if place is None and not nearest:
             return None
         choice += weight * (place or 0)
         weight *= len(ways)
-    named = name_action(compiled, state, int(Kind.OUTPUT) + engine.KINDS * choice)
-    return choice if nearest or named == action else None
-
-
-def _drafts_choice(compiled: Compiled, state: Record, action: Action, nearest: bool) -> int | None:
-    most = compiled.scope.num_speculative_tokens
-    drafting = np.flatnonzero(state.drafting).tolist()
-    if not nearest and action.drafts.keys() != set(drafting):
-        return None
-    choice, weight = 0, 1
-    for r in drafting:
-        wanted = action.drafts.get(r, 0)
-        if not 0 <= wanted <= most:
-            if not nearest:
-                return None
-            wanted = 0
-        choice += weight * wanted
-        weight *= most + 1
     return choice

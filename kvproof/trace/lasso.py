@@ -10,7 +10,8 @@ from kvproof import __version__
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
 from kvproof.spec.progress import Property
-from kvproof.trace.actions import Action, enabled_codes, name_action
+from kvproof.trace.actions import Action
+from kvproof.trace.codes import enabled_codes, name_action
 from kvproof.trace.render import changes, scope_lines
 from kvproof.trace.trace import (
     Trace,

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from kvproof.model.state import Load
+from kvproof.trace.action_kinds import ACTION_KINDS, Participant
 from kvproof.trace.render import changes
 from kvproof.trace.trace import Moment, Trace, replay
 
-_CALLS = {
-    "add": ("Client", "Scheduler"),
-    "abort": ("Client", "Scheduler"),
-    "reset_prefix_cache": ("Client", "Scheduler"),
-    "set_pause_state": ("Client", "Scheduler"),
-    "schedule": ("Scheduler", "Device"),
-    "output": ("Device", "Scheduler"),
-    "drafts": ("Device", "Scheduler"),
-    "transfer_lands": ("Connector", "Device"),
-    "sent": ("Device", "Connector"),
-}
-"""Who takes each action, and who is told."""
-
-_PARTICIPANTS = ("Client", "Scheduler", "Device", "Connector")
+_PARTICIPANTS = get_args(Participant)
 
 
 def mermaid(trace: Trace) -> str:
@@ -36,7 +25,7 @@ def mermaid(trace: Trace) -> str:
 
 
 def _arrows(moment: Moment) -> Iterator[str]:
-    caller, called = _CALLS[moment.action.do]
+    caller, called = ACTION_KINDS[moment.action.kind].between
     before, after, report = moment.before, moment.after, moment.report
     requests = range(len(after.status))
     yield f"{caller}->>{called}: {moment.number}. {_plain(str(moment.action))}"

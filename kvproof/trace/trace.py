@@ -20,8 +20,9 @@ from kvproof.model.scope import Scope, scope_from_dict
 from kvproof.model.state import Branch
 from kvproof.native.record import Record
 from kvproof.spec import masks
-from kvproof.trace.actions import Action, name_action
-from kvproof.trace.answers import code_of, enabled_calls
+from kvproof.trace.action_kinds import ACTION_KINDS
+from kvproof.trace.actions import Action
+from kvproof.trace.codes import code_of, enabled_calls, name_action
 
 FORMAT = "kvproof trace"
 VERSION = 1
@@ -89,7 +90,7 @@ def find_code(compiled: Compiled, state: Record, action: Action, number: int) ->
     enabled = [name_action(compiled, state, other) for other in enabled_calls(compiled, state)]
     listed = "; ".join(map(str, enabled[:12]))
     more = f" and {len(enabled) - 12} more" if len(enabled) > 12 else ""
-    if any(named.do in ("output", "drafts") for named in enabled):
+    if any(ACTION_KINDS[named.kind].answers is not None for named in enabled):
         more += " (with any answers that the device can give)"
     raise TraceError(
         f"action {number} ({action}) is not enabled; enabled there: {listed or 'nothing'}{more}"

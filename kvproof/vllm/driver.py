@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 from itertools import count as counting
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 import vllm
@@ -148,11 +148,23 @@ def _name(r: int) -> str:
     )
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+"""Calls of the engine by name: answered with a result and an observation."""
+
+
+def operation(method: _Method) -> _Method:
+    """Make a method of the engine one of the driver's operations."""
+    OPERATIONS[method.__name__] = method
+    return method
+
+
 class Engine:
     """A scope's real scheduler and the steps in flight: what EngineCore is to a scheduler.
 
-    One method for each name in protocol.OPERATIONS; `observation` reads the state, `save` and
-    `restore` copy it.
+    Its operations are those of the driver; `observation` reads the state, `save` and `restore` copy
+    it.
     """
 
     def __init__(self, scope: dict[str, Any]) -> None:
@@ -174,7 +186,7 @@ class Engine:
             SamplingParams(
                 max_tokens=spec["max_tokens"],
                 temperature=0.0,
-                stop_token_ids=[protocol.STOP_TOKEN],
+                stop_token_ids=[scope["stop_token"]],
                 ignore_eos=True,
             )
             for spec in self._specs
@@ -209,14 +221,17 @@ class Engine:
         """The id of request r."""
         return self._names[r]
 
+    @operation
     def add(self, r: int) -> None:
         """A request arrives."""
         self.scheduler.add_request(self.request(r))
 
+    @operation
     def abort(self, r: int) -> None:
         """Its client goes away."""
         self.scheduler.finish_requests(self._names[r], RequestStatus.FINISHED_ABORTED)
 
+    @operation
     def schedule(self) -> dict[str, Any]:
         """Plan a step and put it in flight."""
         scheduler, number = self.scheduler, self._numbers
@@ -253,6 +268,7 @@ class Engine:
             "total": output.total_num_scheduled_tokens,
         }
 
+    @operation
     def output(
         self, tokens: dict[int, list[int]], recved: list[int], sent: list[int], invalid: list[int]
     ) -> dict[int, list[Any]]:
@@ -303,11 +319,13 @@ class Engine:
         """The drafter's proposals as the executor hands them over."""
         return DraftTokenIds([self._names[r] for r in drafts], list(drafts.values()))
 
+    @operation
     def drafts(self, drafts: dict[int, list[int]]) -> None:
         """The drafter's proposals for the next step."""
         self.scheduler.update_draft_token_ids(self.draft_token_ids(drafts))
 
-    def reset(self, running: bool) -> bool | str:
+    @operation
+    def reset_prefix_cache(self, running: bool) -> bool | str:
         """Reset the prefix cache, preempting what runs if `running`; whether it was reset."""
         try:
             return bool(self.scheduler.reset_prefix_cache(reset_running_requests=running))
@@ -315,10 +333,12 @@ class Engine:
             # The engine fails the call and goes on.
             return "raised"
 
-    def pause(self, state: int) -> None:
-        """Set the pause state: 0 is none, 1 pauses new requests, 2 all."""
-        self.scheduler.set_pause_state(PauseState(state))
+    @operation
+    def set_pause_state(self, state: str) -> None:
+        """Set the pause state, by its name."""
+        self.scheduler.set_pause_state(PauseState[state])
 
+    @operation
     def observe(self) -> None:
         """Nothing but the observation."""
 
@@ -526,13 +546,13 @@ class Driver:
         if name in protocol.MOVES:
             getattr(self, f"_{name}")(*arguments)
             return None
-        if name not in protocol.OPERATIONS:
-            allowed = ", ".join(protocol.OPERATIONS + protocol.MOVES)
+        if name not in OPERATIONS:
+            allowed = ", ".join((*OPERATIONS, *protocol.MOVES))
             raise ValueError(f"operation {name!r}: allowed are {allowed}")
         if self._broken or self._engine is None:
             return [["skipped"], None]
         try:
-            result = getattr(self._engine, name)(*arguments)
+            result = OPERATIONS[name](self._engine, *arguments)
             return [result, self._engine.observation()]
         except Exception as error:
             where = vllm_location(error)

@@ -29,7 +29,6 @@ from vllm.v1.request import Request, RequestStatus
 from kvproof.vllm.config import build_config
 
 SCOPE: dict[str, Any] = {}
-STOP_TOKEN = 250
 
 
 def name_of(r: int) -> str:
@@ -253,7 +252,7 @@ class Engine:
             "published": {b: prefix[prefix.index(0) + 1 :] for b, prefix in self.published()},
             "awake": s.has_requests(),
         }
-        for name in ("scheduled", "drafts", "preempted", "delivered", "reset"):
+        for name in ("scheduled", "drafts", "preempted", "delivered", "returned"):
             if seen.get(name):
                 self.facts[name] = seen[name]
         call = SimpleNamespace(step=None, ended=(), fenced=False, stalled=False, reset=False)
@@ -278,7 +277,7 @@ class Engine:
                 sampling_params=SamplingParams(
                     max_tokens=request["max_tokens"],
                     temperature=0.0,
-                    stop_token_ids=[STOP_TOKEN],
+                    stop_token_ids=[SCOPE["stop_token"]],
                     ignore_eos=True,
                 ),
                 pooling_params=None,
@@ -430,7 +429,7 @@ class Engine:
             done = bool(self.scheduler.reset_prefix_cache(reset_running_requests=running))
         except RuntimeError:
             done = "raised"  # the engine fails the call and goes on
-        self._end_call(reset=done)
+        self._end_call(reset=done, returned=done)
 
     def set_pause_state(self, state: str) -> None:
         """Pause or resume."""
@@ -552,8 +551,8 @@ def output_exact(e: Engine, call: Any) -> None:
     for r, tokens in e.delivered.items():
         request = SCOPE["requests"][r]
         expected = request["tokens"][request["prompt"] :][: len(tokens)]
-        if tokens[-1] == STOP_TOKEN:
-            expected[-1] = STOP_TOKEN
+        if tokens[-1] == SCOPE["stop_token"]:
+            expected[-1] = SCOPE["stop_token"]
         assert tokens == expected
         assert len(tokens) <= request["max_tokens"]
 

@@ -16,12 +16,6 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-STOP_TOKEN = 250
-"""The token that ends any request; the others stay below it."""
-
-OPERATIONS = ("add", "abort", "schedule", "output", "drafts", "reset", "pause", "observe")
-"""Calls of the engine: answered with a result and an observation."""
-
 MOVES = ("new", "push", "pop", "peek")
 """Moves of the state: build it from a scope (and take guards out, by their rules' names, until the
 next one), save it, go back to the last saved state, and the same without forgetting that one."""

@@ -22,7 +22,7 @@ from kvproof.model.scope import Scope
 from kvproof.model.state import Branch
 from kvproof.native.record import Record
 from kvproof.scopes.draw import Chooser
-from kvproof.trace.answers import enabled_calls, output_answers
+from kvproof.trace.codes import enabled_calls, kind_of
 from kvproof.trace.trace import Trace, from_codes
 from kvproof.walks.walk import PEAKS, Walker
 
@@ -106,17 +106,11 @@ def draw_code(compiled: Compiled, state: Record, choose: Chooser) -> int | None:
     if not calls:
         return None
     call = choose.pick(calls)
-    kind = call % engine.KINDS
-    choice, weight = call // engine.KINDS, 1
-    if kind == Kind.OUTPUT:
-        for answers in output_answers(compiled, state).values():
-            choice += weight * choose.integer(0, len(answers) - 1)
-            weight *= len(answers)
-    elif kind == Kind.DRAFTS:
-        ways = compiled.scope.num_speculative_tokens + 1
-        for _ in range(int(np.count_nonzero(state.drafting))):
-            choice += weight * choose.integer(0, ways - 1)
-            weight *= ways
+    kind, choice, weight = call % engine.KINDS, call // engine.KINDS, 1
+    device = kind_of(call).answers
+    for answers in () if device is None else device(compiled, state).values():
+        choice += weight * choose.integer(0, len(answers) - 1)
+        weight *= len(answers)
     return kind + engine.KINDS * choice
 
 
