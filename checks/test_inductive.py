@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checks.pinned import PINNED
-from kvproof.cli.prove import tie_line
+from kvproof.cli.tie import tie_line
 from kvproof.model.rules import Rule
 from kvproof.proof.configurations import SEARCHED, find_configuration
 from kvproof.proof.proofs import (

@@ -100,7 +100,7 @@ def test_every_lasso_in_the_sweep_is_an_open_finding(
     assert [place for place in swept.distinct if explanation(place) is None] == []
     assert {explanation(place) for place in swept.distinct} == set(HANGS)
     page = (ROOT / "docs" / "progress-sweep.md").read_text(encoding="utf-8")
-    assert page == progress_sweep_page(swept), "kvproof sweep --full --progress --page"
+    assert page == progress_sweep_page(swept), "kvproof sweep-progress --full --to"
 
 
 @each_hang

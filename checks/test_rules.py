@@ -38,7 +38,7 @@ def test_every_rule_is_needed_and_every_invariant_put_to_the_test(
 
 def test_the_page_has_the_matrix(rows: dict[Rule, Row]) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert text == page(rows), "run `kvproof matrix --page docs/matrix.md`"
+    assert text == page(rows), "run `kvproof matrix --to docs/matrix.md`"
 
 
 def test_an_invariant_falls_without_the_rules_that_its_registry_names(

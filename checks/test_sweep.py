@@ -23,7 +23,7 @@ def test_every_violation_in_the_sweep_is_an_open_finding(measured: Callable[[str
     )
     assert len(done.swept) == FULL
     assert [place for place in done.distinct() if explanation(place) is None] == []
-    assert PAGE.read_text(encoding="utf-8") == summary_page(done), "kvproof sweep --full --page"
+    assert PAGE.read_text(encoding="utf-8") == summary_page(done), "kvproof sweep --full --to"
     made = {found for place in done.distinct() if (found := explanation(place))}
     assert made == {finding for finding in FINDINGS if finding.places}
 

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvproof import __version__
 from kvproof.cli.main import main
 from kvproof.scopes.named import SCOPES
 
@@ -18,6 +21,13 @@ ROOT = Path(__file__).parent.parent
 def kvproof(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from kvproof.cli.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def results(text: str) -> Any:
+    envelope = json.loads(text)
+    assert envelope["kvproof"] == __version__
+    assert envelope["format"] == 1
+    return envelope["results"]
 
 
 def test_a_scope_that_holds_exits_with_0_and_says_what_was_covered() -> None:
@@ -31,7 +41,7 @@ def test_a_scope_that_holds_exits_with_0_and_says_what_was_covered() -> None:
 
 def test_a_violation_exits_with_1_and_writes_its_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    arguments = ("check", "shared-prefix", "--rule-off", "evict_hash_on_reuse", "--trace")
+    arguments = ("check", "shared-prefix", "--rule-off", "evict_hash_on_reuse", "--to")
     done = kvproof(*arguments, str(trace))
     assert done.returncode == 1
     assert "shared-prefix: violated" in done.stdout
@@ -46,7 +56,7 @@ def test_a_violation_exits_with_1_and_writes_its_trace(tmp_path: Path) -> None:
 def test_a_limit_exits_with_3_and_says_which() -> None:
     done = kvproof("check", "crowd", "--max-states", "1000", "--json")
     assert done.returncode == 3
-    (report,) = json.loads(done.stdout)
+    (report,) = results(done.stdout)
     assert report["outcome"] == "bounded"
     assert report["reason"] == "states"
     assert report["covered_depth"] < report["depth"] + 1
@@ -79,11 +89,11 @@ def test_a_scope_from_a_file_is_checked(tmp_path: Path) -> None:
     )
     done = kvproof("check", str(path), "--json")
     assert done.returncode == 0
-    assert json.loads(done.stdout)[0]["scope"] == "mine"
+    assert results(done.stdout)[0]["scope"] == "mine"
 
 
 def test_scopes_and_invariants_are_listed() -> None:
-    listed = {scope["name"] for scope in json.loads(kvproof("scopes", "--json").stdout)}
+    listed = {scope["name"] for scope in results(kvproof("scopes", "--json").stdout)}
     assert listed == set(SCOPES)
     assert "BlockConservation (state)" in kvproof("invariants").stdout
 
@@ -92,18 +102,17 @@ FINDING = "counterexamples/findings/failed-load-stands-in-its-own-way.json"
 
 
 def test_a_trace_is_exported_for_other_tools() -> None:
-    itf = kvproof("export", FINDING, "--itf")
+    itf = kvproof("export", FINDING, "--as", "itf")
     assert itf.returncode == 0
     assert json.loads(itf.stdout)["#meta"]["format"] == "ITF"
-    assert kvproof("export", FINDING, "--mermaid").stdout.startswith("sequenceDiagram")
-    assert kvproof("export", FINDING, "--dot").stdout.startswith("digraph")
-    assert kvproof("export", "two-equal", "--dot").stdout.startswith("digraph")
-    test = kvproof("export", FINDING, "--vllm-test").stdout
+    assert kvproof("export", FINDING, "--as", "mermaid").stdout.startswith("sequenceDiagram")
+    assert kvproof("export", FINDING, "--as", "dot").stdout.startswith("digraph")
+    assert kvproof("export", "two-equal", "--as", "dot").stdout.startswith("digraph")
+    test = kvproof("export", FINDING, "--as", "pytest").stdout
     assert "def test_failed_load_stands_in_its_own_way" in test
-    for flags in ((), ("--itf", "--dot")):
-        wrong = kvproof("export", FINDING, *flags)
-        assert wrong.returncode == 2
-        assert "give one of --vllm-test, --itf, --mermaid, --dot" in wrong.stderr
+    wrong = kvproof("export", FINDING, "--as", "pdf")
+    assert wrong.returncode == 2
+    assert all(form in wrong.stderr for form in ("'pytest'", "'itf'", "'mermaid'", "'dot'"))
 
 
 COUNTEREXAMPLE = ROOT / "counterexamples" / "fence_in_flight_frees.json"
@@ -146,7 +155,7 @@ BAD_TRACES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (with_an_unknown_rule, "rules_off = 'fence_frees'"),
     (of_a_newer_version, "a newer kvproof wrote it"),
 ]
-COMMANDS = (("replay",), ("minimize", "--to", "smaller.json"), ("export", "--vllm-test"))
+COMMANDS = (("replay",), ("minimize", "--to", "smaller.json"), ("export", "--as", "itf"))
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
@@ -181,7 +190,7 @@ def test_a_trace_is_minimised_into_a_new_file(tmp_path: Path) -> None:
     assert done.returncode == 0
     replayed = kvproof("replay", str(smaller), "--json")
     assert replayed.returncode == 1
-    assert json.loads(replayed.stdout)["broken"] == ["NoStall"]
+    assert results(replayed.stdout)["broken"] == ["NoStall"]
     again = kvproof("minimize", FINDING, "--to", str(smaller))
     assert again.returncode == 2
     assert "--force" in again.stderr
@@ -190,3 +199,53 @@ def test_a_trace_is_minimised_into_a_new_file(tmp_path: Path) -> None:
 def test_findings_and_rules_are_listed() -> None:
     assert "padding-never-fits (NoStall)" in kvproof("findings").stdout
     assert "evict_hash_on_reuse" in kvproof("rules").stdout
+
+
+def test_a_closed_pipe_is_no_violation() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m kvproof rules | head -1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] in ("0", "141")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_with_130_and_says_what_was_covered(number: int) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "kvproof", "sweep", "--scopes", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    time.sleep(8)
+    started.send_signal(number)
+    said, _errors = started.communicate(timeout=60)
+    assert started.returncode in (1, 130), "1 if something fell by then"
+    assert "of 100000 scopes" in said
+
+
+def test_the_version_and_the_scopes_are_there_at_once() -> None:
+    assert kvproof("--version").stdout.startswith("kvproof ")
+    assert kvproof("-V").stdout == kvproof("--version").stdout
+    loaded = (
+        "import sys; from kvproof.cli.main import build; build(['scopes']); "
+        "print(sorted({'numba', 'z3', 'networkx'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_template_of_a_scope_can_be_checked_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    assert kvproof("scope", "--to", str(path)).returncode == 0
+    assert kvproof("check", str(path), "--quiet").stdout.count("\n") == 1
+    assert kvproof("scope", "--to", str(path)).returncode == 2

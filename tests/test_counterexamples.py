@@ -23,7 +23,7 @@ RULE = Rule.respect_input_budget
 
 def test_what_is_written_is_what_is_recorded(tmp_path: Path) -> None:
     reports: list[tuple[int, int, str]] = []
-    paths = write([RULE.name], tmp_path, progress=lambda *report: reports.append(report))
+    paths = list(write([RULE.name], tmp_path, progress=lambda *report: reports.append(report)))
     assert reports == [(0, 1, RULE.name)]
     assert [path.name for path in paths] == [f"{RULE.name}.json", f"{RULE.name}.md"]
     for path in paths:
@@ -38,7 +38,7 @@ def test_an_interrupted_search_records_nothing(
 
     monkeypatch.setattr(module, "minimize", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write([RULE.name], tmp_path)
+        list(write([RULE.name], tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -49,7 +49,7 @@ def test_a_rule_that_nothing_misses_and_one_that_is_none_are_named(
     with pytest.raises(NotNeeded, match="hold_blocks_until_sent"):
         find(Rule.hold_blocks_until_sent)
     with pytest.raises(TraceError, match="'no_rule'"):
-        write(["no_rule"], tmp_path)
+        list(write(["no_rule"], tmp_path))
 
 
 def test_a_row_has_the_shortest_run_to_each_fall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ ROOMS = (
     "vllm",
     "lockstep",
     "simulate",
-    "api",
     "cli",
 )
 """Ground first: a room imports only itself and rooms before it."""

@@ -343,7 +343,7 @@ def test_without_matplotlib_the_error_says_what_to_install(
     ("arguments", "named"),
     [
         (("multi-turn", "--pool", "0"), "--pool = 0: allowed is 1..1,000,000"),
-        (("multi-turn", "--out", "x.parquet"), "--out = 'x.parquet'"),
+        (("multi-turn", "--to", "x.parquet"), "--to = 'x.parquet'"),
         (("multi-turn", "--plot", "x.gif"), "--plot = 'x.gif'"),
         (("lockstep", "--episodes", "0"), "--episodes = 0"),
         (("compare", "--horizon", "-1"), "--horizon = -1.0"),

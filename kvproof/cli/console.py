@@ -1,31 +1,97 @@
-"""What the commands share: where they print, and options that mean the same everywhere."""
+"""What the commands share: where they print, how they show progress, and common options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
-from kvproof.native.jit import compiling
+from kvproof import __version__
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+FORMAT = 1
+"""Version of what `--json` prints."""
+
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
+To = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write it to this file.")]
 
 
-def say_of(name: str, markup: str) -> None:
-    """Print a name as it is, brackets and all, and what is to be said of it."""
-    out.print(Text.assemble((name, "bold"), ": ", Text.from_markup(markup)))
+def print_json(command: str, results: Any) -> None:
+    """Results for machines, in an envelope that says whose they are and in which format."""
+    print(
+        json.dumps(
+            {"kvproof": __version__, "format": FORMAT, "command": command, "results": results},
+            indent=1,
+        )
+    )
 
 
 @contextmanager
 def telling_of_compilation() -> Iterator[None]:
     """Say so once if something is compiled."""
+    from kvproof.native.jit import compiling
+
     with compiling(lambda: err.print("compiling (a minute or so, kept for the next time)...")):
         yield
+
+
+Show = Callable[[str], None]
+
+
+@contextmanager
+def live_line() -> Iterator[Show | None]:
+    """One line on stderr that changes, cut to the terminal; None where stderr is no terminal."""
+    if not err.is_terminal:
+        yield None
+        return
+    with Live(console=err, transient=True, refresh_per_second=10) as live:
+        yield lambda line: live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+
+
+@contextmanager
+def counted_line() -> Iterator[Callable[..., None] | None]:
+    """Show how much of a known amount is done, and the time left; None where it is no terminal."""
+    started = time.monotonic()
+    with live_line() as show:
+        if show is None:
+            yield None
+            return
+
+        def count(done: int, total: int, what: str = "") -> None:
+            left = ""
+            if 0 < done < total:
+                left = f", {_duration((time.monotonic() - started) / done * (total - done))} left"
+            show(f"{done:,} of {total:,} ({done / max(total, 1):.0%}{left}) {what}")
+
+        yield count
+
+
+def _duration(seconds: float) -> str:
+    """A time in its largest units: 45 s, 3 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def coloured(outcome: str) -> Text:
+    """An outcome in its colour."""
+    colours = {"holds": "green", "violated": "red", "bounded": "yellow", "equal": "green"}
+    return Text(outcome, style=colours.get(outcome, "red"))
+
+
+def titled(title: str, *rest: str | Text) -> Text:
+    """A line that begins with a bold title."""
+    return Text.assemble((title, "bold"), *rest)

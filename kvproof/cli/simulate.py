@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,21 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from kvproof.cli.console import Force, Json, err, out, telling_of_compilation
+from kvproof.cli.arguments import Version
+from kvproof.cli.console import (
+    Force,
+    Json,
+    coloured,
+    err,
+    out,
+    print_json,
+    telling_of_compilation,
+    titled,
+)
+from kvproof.cli.files import write_text
+from kvproof.cli.outcomes import VIOLATED
 from kvproof.lockstep.environment import DEFAULT_VERSION
 from kvproof.simulate import plot as plotting
 from kvproof.simulate import real, report
@@ -24,6 +36,7 @@ from kvproof.simulate.serq import Variant, run_on_serq
 from kvproof.simulate.summary import check_file, summarise, write_csv
 from kvproof.trace.render import render
 from kvproof.trace.trace import save
+from kvproof.workload.clock import Broken
 from kvproof.workload.sessions import draw
 from kvproof.workload.settings import Settings
 
@@ -46,7 +59,6 @@ Warmup = Annotated[
     float | None, typer.Option(help="Seconds that do not count.", show_default="a tenth")
 ]
 CheckEvery = Annotated[int, typer.Option(help="Steps between checks of everything; 0: at the end.")]
-Version = Annotated[str, typer.Option(help="Release of vLLM.")]
 
 
 @contextmanager
@@ -96,7 +108,8 @@ def multi_turn(
     warmup: Warmup = None,
     check_every: CheckEvery = _DEFAULT.check_every,
     to: Annotated[
-        Path | None, typer.Option("--out", help="Write a line for each request: .csv")
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Write a line for each request: .csv"),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it: .svg or .png")] = None,
     version: Version = DEFAULT_VERSION,
@@ -118,7 +131,7 @@ def multi_turn(
         check_every=check_every,
     )
     if to is not None:
-        check_file("--out", to, (".csv",), force=force)
+        check_file("--to", to, (".csv",), force=force)
     if plot is not None:
         check_file("--plot", plot, plotting.SUFFIXES, force=force)
         plotting.figure_class()
@@ -129,12 +142,12 @@ def multi_turn(
     if plot is not None:
         plotting.plot(run.records, settings, plot)
     if as_json:
-        print(json.dumps(_run_json(run), indent=1))
+        print_json("simulate multi-turn", _run_json(run))
     else:
         out.print(_table(report.FIGURE_COLUMNS, report.figure_rows(run)))
         out.print(report.totals_sentence(run))
         colour = "green" if run.broken is None else "red"
-        out.print(f"[{colour}]{report.checks_sentence(run)}[/{colour}]")
+        out.print(Text(report.checks_sentence(run), style=colour))
         out.print(f"vLLM {run.version}, {run.seconds:.0f} s")
     raise typer.Exit(int(run.broken is not None))
 
@@ -170,16 +183,17 @@ def lockstep(
     policy: Policy = "fcfs",
     depth: Depth = _DEFAULT.depth,
     seed: Seed = _DEFAULT.seed,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the run that does not agree here.")
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Write the run that does not agree."),
     ] = None,
     version: Version = DEFAULT_VERSION,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Run it at the model's sizes on the model and on the real classes; 1 if they differ."""
-    if trace is not None:
-        check_file("--trace", trace, (".json",), force=force)
+    if to is not None:
+        check_file("--to", to, (".json",), force=force)
     settings = Settings(policy=policy, depth=depth, seed=seed)
     with (
         telling_of_compilation(),
@@ -198,18 +212,19 @@ def lockstep(
     }
     if as_json:
         broken = None if last.broken is None else [last.broken.invariant, last.broken.seen]
-        print(json.dumps({**counts, "difference": last.difference, "broken": broken}, indent=1))
+        results = {**counts, "difference": last.difference, "broken": broken}
+        print_json("simulate lockstep", results)
     else:
         listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        out.print(f"[green]equal[/green]: {listed}" if agrees else f"[red]stopped[/red]: {listed}")
+        out.print(Text.assemble(coloured("equal" if agrees else "stopped"), f": {listed}"))
         if not agrees:
-            out.print(render(last.trace), markup=False)
+            out.print(render(last.trace))
         for field, model, vllm in last.difference:
-            out.print(f"  {field}\n    model {model}\n    vLLM  {vllm}", markup=False)
+            out.print(f"  {field}\n    model {model}\n    vLLM  {vllm}")
         if last.broken is not None:
-            out.print(f"  broken on the model: {last.broken}", markup=False)
-    if trace is not None and not agrees:
-        save(last.trace, trace, force=force)
+            out.print(f"  broken on the model: {last.broken}")
+    if to is not None and not agrees:
+        save(last.trace, to, force=force)
     raise typer.Exit(int(not agrees))
 
 
@@ -250,7 +265,8 @@ def compare(
         with _progress_bar(variant) as progress:
             run = real.run_on_vllm(serq.sessions, settings, version=version, progress=progress)
         if run.broken is not None:
-            raise run.broken
+            out.print(f"broken: {run.broken}")
+            raise typer.Exit(VIOLATED)
         comparisons.append(compare_runs(serq, run.records, variant))
         if not as_json:
             means = serq.means
@@ -261,7 +277,7 @@ def compare(
                 f"response {means['response']:.4f} s"
             )
     if as_json:
-        print(json.dumps([_comparison_json(one) for one in comparisons], indent=1))
+        print_json("simulate compare", [_comparison_json(one) for one in comparisons])
     else:
         rows = [report.comparison_row(one) for one in comparisons]
         out.print(_table(report.COMPARISON_COLUMNS, rows))
@@ -270,7 +286,7 @@ def compare(
             out.print()
             out.print(_table(("program", "cause", "requests"), causes))
         for cause in dict.fromkeys(d.cause for one in comparisons for d in one.differences):
-            out.print(f"[bold]{cause}[/bold]: {EXPLAINED[cause]}")
+            out.print(titled(cause, f": {EXPLAINED[cause]}"))
     raise typer.Exit(int(any(one.causes[Cause.UNKNOWN] for one in comparisons)))
 
 
@@ -306,5 +322,9 @@ def page(
     ] = Path(".simulate"),
 ) -> None:
     """Measure what docs/multi-turn.md says, about half an hour, and write it."""
-    file.write_text(measured_page(results, _progress_bar), encoding="utf-8")
+    try:
+        write_text(file, measured_page(results, _progress_bar))
+    except Broken as broken:
+        out.print(f"broken: {broken}")
+        raise typer.Exit(VIOLATED) from None
     out.print(str(file))

@@ -10,6 +10,7 @@ import msgspec
 from kvproof.check.check import Limits, check
 from kvproof.check.minimize import Progress, minimize
 from kvproof.errors import KvproofError
+from kvproof.evidence.project import COUNTEREXAMPLES, project
 from kvproof.model.rules import Rule
 from kvproof.model.scope import Scope
 from kvproof.scopes.cuts import measure, weight
@@ -17,11 +18,12 @@ from kvproof.scopes.named import SCOPES
 from kvproof.spec.invariants import INVARIANTS
 from kvproof.spec.rule_scopes import ACCOUNTS, PAST, SEEDS
 from kvproof.spec.rules import RULES
+from kvproof.trace.files import write_bytes
 from kvproof.trace.mermaid import mermaid
 from kvproof.trace.render import render
 from kvproof.trace.trace import Trace, TraceError, load, save
 
-FOLDER = Path("counterexamples")
+FOLDER = Path(COUNTEREXAMPLES)
 
 _STATES = 100_000
 
@@ -112,33 +114,34 @@ def page(rule: Rule, trace: Trace) -> str:
 
 def write(
     rules: Iterable[str] = (),
-    folder: Path = FOLDER,
+    folder: Path | None = None,
     *,
     progress: Callable[[int, int, str], None] | None = None,
-) -> list[Path]:
+) -> Iterator[Path]:
     """Search, minimise and write `<rule>.json` and `<rule>.md` of the named rules, or of all.
 
-    `progress` is told how many rules are done, of how many, and which one comes. Returns the
-    paths. Ctrl-C keeps the rules that are done. Raises TraceError for a name that is no rule's,
-    NotNeeded for a rule that nothing misses.
+    They go to counterexamples/ of the project, or to `folder`; each path is given when its file is
+    written. `progress` is told how many rules are done, of how many, and which one comes. Raises
+    TraceError for a name that is no rule's, NotNeeded for a rule that nothing misses.
     """
     chosen = [_rule(name) for name in rules] or list(Rule)
-    paths = []
+    folder = folder or project() / FOLDER
     for done, rule in enumerate(chosen):
         if progress is not None:
             progress(done, len(chosen), rule.name)
         data = folder / f"{rule.name}.json"
         save(find(rule), data, force=True)
-        paths += [data, *write_pages([rule], folder)]
-    return paths
+        yield data
+        yield from write_pages([rule], folder)
 
 
-def write_pages(rules: Iterable[Rule] = Rule, folder: Path = FOLDER) -> list[Path]:
+def write_pages(rules: Iterable[Rule] = Rule, folder: Path | None = None) -> list[Path]:
     """Write `<rule>.md` from the recorded `<rule>.json`; returns the paths."""
     paths = []
+    folder = folder or project() / FOLDER
     for rule in rules:
         path = folder / f"{rule.name}.md"
-        path.write_text(page(rule, load(path.with_suffix(".json"))), encoding="utf-8")
+        write_bytes(path, page(rule, load(path.with_suffix(".json"))).encode())
         paths.append(path)
     return paths
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvproof.check.check import check
 from kvproof.errors import KvproofError
+from kvproof.evidence.project import project
 from kvproof.spec.findings import FINDINGS, Finding, OpenFinding
 from kvproof.trace.render import render
 from kvproof.trace.trace import Trace, save
@@ -26,9 +27,10 @@ def find(finding: Finding) -> Trace:
     return trace
 
 
-def write_findings(folder: Path = FOLDER) -> list[Path]:
+def write_findings(folder: Path | None = None) -> list[Path]:
     """Write the trace of every finding anew; returns the paths."""
     paths = []
+    folder = folder or project() / FOLDER
     for finding in FINDINGS:
         path = folder / f"{finding.id}.json"
         save(find(finding), path, force=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from kvproof.check.check_progress import check_progress
 from kvproof.errors import KvproofError
 from kvproof.evidence.finding_pages import account
+from kvproof.evidence.project import project
 from kvproof.model.scope import Scope
 from kvproof.scopes.named import LOCKSTEP, SCOPES
 from kvproof.spec.hangs import GUARDS, HANGS, Guard, Hang
@@ -41,9 +42,10 @@ def _find(scope: Scope, name: str, broken: tuple[str, ...]) -> Lasso:
     raise HangGone(f"{name}: expected {', '.join(broken)} to fall, {fell} did")
 
 
-def write_hangs(folder: Path = FOLDER) -> list[Path]:
+def write_hangs(folder: Path | None = None) -> list[Path]:
     """Write the lasso of every finding and every guard anew; returns the paths."""
     paths = []
+    folder = folder or project() / FOLDER
     for hang in HANGS:
         paths.append(folder / f"{hang.id}.json")
         save_lasso(find_hang(hang), paths[-1])
@@ -58,8 +60,8 @@ def progress_page() -> str:
     return "\n".join(
         [
             "# Progress\n",
-            "Most hangs are no bad state but a run that never gets anywhere. `kvproof check "
-            "--progress` searches a scope to the end, past whatever invariant falls, keeps its "
+            "Most hangs are no bad state but a run that never gets anywhere. `kvproof "
+            "check-progress` searches a scope to the end, past whatever invariant falls, keeps its "
             "graph, and looks for such runs. A counterexample is a lasso: a stem, as short as "
             "there is one (where a request is passed too often, a short one), and a loop that "
             "returns to its very state, block numbers included. "

@@ -12,6 +12,7 @@ from kvproof.model.scope import Scope
 from kvproof.spec.progress import Property
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import enabled_codes, name_action
+from kvproof.trace.files import write_bytes
 from kvproof.trace.render import changes, scope_lines
 from kvproof.trace.trace import (
     Trace,
@@ -134,8 +135,7 @@ def render_lasso(found: Lasso) -> str:
 
 def save_lasso(found: Lasso, path: Path) -> None:
     """Write a lasso as JSON, one action a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encode(found, "stem", "loop"))
+    write_bytes(path, encode(found, "stem", "loop"))
 
 
 def load_lasso(path: Path) -> Lasso:

@@ -23,6 +23,7 @@ from kvproof.spec import masks
 from kvproof.trace.action_kinds import ACTION_KINDS
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import code_of, enabled_calls, name_action
+from kvproof.trace.files import write_bytes
 
 FORMAT = "kvproof trace"
 VERSION = 1
@@ -176,8 +177,7 @@ def save(trace: Trace, path: Path, *, force: bool = False) -> None:
     """Write a trace; an existing file is kept unless `force`."""
     if path.exists() and not force:
         raise TraceError(f"{path} exists; give --force to overwrite it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(dumps(trace))
+    write_bytes(path, dumps(trace))
 
 
 def loads(data: bytes, where: str = "trace") -> Trace:

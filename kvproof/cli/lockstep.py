@@ -1,0 +1,88 @@
+"""`kvproof lockstep`: every transition of a scope, on the real classes too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import typer
+
+from kvproof.cli.arguments import Scopes, Version, find_scope
+from kvproof.cli.console import (
+    Json,
+    coloured,
+    counted_line,
+    out,
+    print_json,
+    telling_of_compilation,
+    titled,
+)
+from kvproof.cli.outcomes import exit_code
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.environment import DEFAULT_VERSION
+from kvproof.lockstep.lockstep import Report, lockstep_scope
+from kvproof.scopes.named import LOCKSTEP
+from kvproof.trace.render import render
+
+EXAMPLES = """
+kvproof lockstep shared-prefix
+kvproof lockstep mine.toml --version 0.31.0
+"""
+
+
+def command(
+    scopes: Scopes = None, version: Version = DEFAULT_VERSION, as_json: Json = False
+) -> None:
+    """Replay every transition of scopes on the real vLLM classes and compare."""
+    reports: list[Report] = []
+    interrupted = False
+    chosen = [find_scope(name) for name in scopes or LOCKSTEP]
+    with telling_of_compilation(), Client(version) as client:
+        try:
+            for scope in chosen:
+                with counted_line() as show:
+                    report = lockstep_scope(scope, client, progress=show)
+                reports.append(report)
+                if not as_json:
+                    _show(report)
+        except KeyboardInterrupt:
+            interrupted = True
+    if as_json:
+        print_json("lockstep", [_as_json(report) for report in reports])
+    elif interrupted:
+        out.print(f"interrupted: {len(reports)} of {len(chosen)} scopes")
+    outcomes = ["holds" if report.difference is None else "violated" for report in reports]
+    raise typer.Exit(exit_code(outcomes, interrupted=interrupted))
+
+
+def _show(report: Report) -> None:
+    verdict = coloured("equal" if report.difference is None else "DIFFERENT")
+    out.print(
+        titled(
+            report.scope,
+            ": ",
+            verdict,
+            f"  {report.transitions:,} transitions replayed on vLLM {report.version}, "
+            f"{report.seconds:.1f} s",
+        )
+    )
+    if report.difference is not None:
+        out.print(render(report.difference.trace))
+        for field, model, real in report.difference.fields:
+            out.print(f"  {field}\n    model {model}\n    vLLM  {real}")
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    difference = report.difference
+    return {
+        "scope": report.scope,
+        "version": report.version,
+        "transitions": report.transitions,
+        "seconds": round(report.seconds, 2),
+        "difference": None
+        if difference is None
+        else {
+            "trace": msgspec.to_builtins(difference.trace),
+            "fields": [list(field) for field in difference.fields],
+        },
+    }

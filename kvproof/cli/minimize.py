@@ -1,0 +1,59 @@
+"""`kvproof minimize`: the smallest scope that still has the violation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvproof.check.minimize import Progress, minimize
+from kvproof.cli.console import Force, err, live_line, out, telling_of_compilation
+from kvproof.cli.files import check_output
+from kvproof.cli.outcomes import HOLDS, INTERRUPTED
+from kvproof.trace.render import render
+from kvproof.trace.trace import load, passed_over, save
+
+EXAMPLES = """
+kvproof minimize x.json --to y.json
+"""
+
+_HOW_IT_ENDED = {
+    "minimal": "minimal: no cut is left, and no shorter run of the scope breaks it",
+    "short": "short, not shown to be shortest: the scope is too large to be searched",
+    "interrupted": "interrupted: the best so far",
+}
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace file.")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FILE", help="Write the smaller trace to this file.")
+    ],
+    force: Force = False,
+) -> None:
+    """Shrink a trace's scope while its violation stays; Ctrl-C keeps the best so far."""
+    check_output("--to", to, force=force)
+    trace = load(file)
+    reports: list[Progress] = []
+    with telling_of_compilation(), live_line() as show:
+
+        def progress(report: Progress) -> None:
+            reports[:] = [report]
+            if show is not None:
+                show(f"{report.stage}: {_said(report)}")
+
+        past = passed_over(trace)
+        smaller = minimize(trace, trace.broken, past=past, progress=progress)
+    last = reports[-1]
+    out.print(render(smaller))
+    save(smaller, to, force=force)
+    err.print(f"{_HOW_IT_ENDED[last.stage]} ({_said(last)})")
+    raise typer.Exit(INTERRUPTED if last.stage == "interrupted" else HOLDS)
+
+
+def _said(p: Progress) -> str:
+    return (
+        f"{p.candidates} candidates, {len(p.scope.requests)} requests, "
+        f"{p.scope.num_blocks - 1} blocks, {p.actions} actions, {p.seconds:.1f} s"
+    )

@@ -1,0 +1,35 @@
+"""Scopes searched one after another, with the progress of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from kvproof.check.check import Check
+from kvproof.check.check_progress import ProgressCheck
+from kvproof.cli.console import Show, live_line, telling_of_compilation
+from kvproof.model.scope import Scope
+from kvproof.search.explore import Progress
+
+_Searched = TypeVar("_Searched", Check, ProgressCheck)
+
+
+def searched(scopes: list[Scope], search: Callable[..., _Searched]) -> Iterator[_Searched]:
+    """Search scopes one by one, until one is interrupted."""
+    with telling_of_compilation():
+        for k, scope in enumerate(scopes):
+            which = f"{k + 1} of {len(scopes)}, " if len(scopes) > 1 else ""
+            with live_line() as show:
+                done = search(scope, progress=_follower(f"{which}{scope.name}", show))
+            yield done
+            if done.result.reason == "interrupted":
+                break
+
+
+def _follower(name: str, show: Show | None) -> Callable[[Progress], None] | None:
+    if show is None:
+        return None
+    return lambda p: show(
+        f"{name}: {p.states:,} states, depth {p.depth} ({p.level_done:.0%}), "
+        f"frontier {p.frontier:,}, {p.states_per_second:,.0f} states/s, {p.memory / 1e6:,.0f} MB"
+    )

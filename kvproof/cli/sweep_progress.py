@@ -1,0 +1,56 @@
+"""`kvproof sweep-progress`: the scopes of the sweep, for runs that never get anywhere."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import typer
+
+from kvproof.cli.arguments import Version
+from kvproof.cli.console import Json, To, counted_line, out, print_json, telling_of_compilation
+from kvproof.cli.files import check_page, write_text
+from kvproof.cli.outcomes import exit_code
+from kvproof.cli.sweep import Count, Full, OnVllm, Seed, how_many
+from kvproof.lockstep.client import Client
+from kvproof.lockstep.environment import DEFAULT_VERSION
+from kvproof.lockstep.loops import go_round
+from kvproof.sweep.progress_report import progress_sweep_page, sweep_as_json, sweep_summary
+from kvproof.sweep.progress_sweep import explanation, progress_sweep
+
+EXAMPLES = """
+kvproof sweep-progress
+kvproof sweep-progress --full --vllm --to page.md
+"""
+
+
+def command(
+    full: Full = False,
+    scopes: Count = None,
+    seed: Seed = 0,
+    to: To = None,
+    vllm: OnVllm = False,
+    version: Version = DEFAULT_VERSION,
+    as_json: Json = False,
+) -> None:
+    """Look for runs that never get anywhere in the scopes of the sweep; `--to` gets the page.
+
+    Exit code 1 if there is one that no open finding explains.
+    """
+    count = how_many(full, scopes)
+    check_page("--to", to)
+    with telling_of_compilation(), counted_line() as show:
+        done = progress_sweep(count, seed=seed, progress=show)
+    if to is not None:
+        write_text(to, progress_sweep_page(done))
+    rows = []
+    with Client(version) if vllm else nullcontext() as client:
+        for place, found in done.distinct.items():
+            agrees = None if client is None else go_round(found, client).agrees
+            rows.append((place, found, explanation(place), agrees))
+    if as_json:
+        print_json("sweep-progress", sweep_as_json(done, rows))
+    else:
+        out.print(sweep_summary(done, rows))
+    news = any(hang is None or agrees is False for _place, _found, hang, agrees in rows)
+    interrupted = done.outcomes.total() < count
+    raise typer.Exit(exit_code(["violated"] if news else [], interrupted=interrupted))
