@@ -68,7 +68,7 @@ def test_every_kind_has_an_entry_in_the_order_of_the_kinds() -> None:
 def test_every_enabled_action_of_every_kind_is_encoded_as_it_was_decoded() -> None:
     met = set()
     for scope in EVERY_KIND:
-        for compiled, state, enabled in visited(scope, range(3)):
+        for compiled, state, enabled in visited(scope, range(8)):
             for code in enabled:
                 entry = ACTION_KINDS[Kind(code % engine.KINDS)]
                 action = entry.decode(compiled, state, code // engine.KINDS)
@@ -136,7 +136,7 @@ def test_what_the_scheduler_is_told_of_is_an_operation_of_the_driver() -> None:
     operations = methods("driver.py", decorated="operation")
     told = {OBSERVE: 0}
     for scope in EVERY_KIND:
-        for compiled, state, enabled in visited(scope, range(3)):
+        for compiled, state, enabled in visited(scope, range(8)):
             for code in enabled:
                 action = name_action(compiled, state, code)
                 _after, report, _broken = step(compiled, state, code)
