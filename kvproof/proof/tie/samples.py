@@ -161,8 +161,17 @@ class Tie(Watcher):
         self.relation = relation
         self.samples = Samples(relation)
         self.last: dict[Hashable, Row] = {}
+        self._places = {name_of(field): place for place, field in enumerate(relation.fields)}
         self.state: Plain
         self.report: Plain
+
+    def value(self, row: Row, name: str) -> int:
+        """The value of a field, by the relation's name."""
+        return row[self._places[name]]
+
+    def changed(self, row: Row, **values: int) -> Row:
+        """The row with other values of the named fields."""
+        return tuple(values.get(name, row[place]) for name, place in self._places.items())
 
     def parameters(self, subject: Hashable) -> Row:
         """The relation's parameters for a subject."""

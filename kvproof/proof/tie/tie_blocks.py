@@ -16,13 +16,10 @@ from kvproof.proof.blocks import (
     NO_LOAD,
     NONE,
     PENDING,
-    PER_REQUEST,
     blocks,
 )
 from kvproof.proof.interpreted import Plain
 from kvproof.proof.tie.samples import Named, Row, Tie, rules_off
-
-_SHARED = 6
 
 
 def life_of(status: int) -> int:
@@ -135,11 +132,10 @@ class BlocksTie(Tie):
         return written
 
     def _table(self, row: Row, r: int) -> int:
-        return row[_SHARED + r]
+        return self.value(row, f"table{r}")
 
     def _live(self, row: Row, r: int) -> int:
-        names = [name for name, _about in PER_REQUEST]
-        return row[_SHARED + names.index("live") * self.requests + r]
+        return self.value(row, f"live{r}")
 
     def end(self, action: int) -> None:
         if engine.kind_of(action) == Kind.SENT:
@@ -164,7 +160,7 @@ class BlocksTie(Tie):
         self._of("preempt", arguments[3], lambda *_: ())
 
     def _published(self, r: int, old: Row, new: Row) -> int:
-        return int(new[2] and not old[2])
+        return int(self.value(new, "published") and not self.value(old, "published"))
 
     def _free_request(self, arguments: tuple[Any, ...], _result: Any) -> None:
         r = arguments[3]
@@ -188,7 +184,11 @@ class BlocksTie(Tie):
         gained = self._table(new, r) - self._table(old, r)
         hit = int(gained > 0 and b in self._hits)
         taken = gained - hit
-        return (hit, taken, int(new[2] and (taken > 0 or not old[2])))
+        return (
+            hit,
+            taken,
+            int(self.value(new, "published") and (taken > 0 or not self.value(old, "published"))),
+        )
 
     def _skip(self, arguments: tuple[Any, ...], _result: Any) -> None:
         r = arguments[3]
@@ -200,8 +200,7 @@ class BlocksTie(Tie):
         r = arguments[3]
 
         def wake(_b: int, old: Row, new: Row) -> Named | None:
-            waited = _SHARED + len(PER_REQUEST) * self.requests + r
-            if not old[waited] or new[waited]:
+            if not self.value(old, f"waits{r}") or self.value(new, f"waits{r}"):
                 return None
             frees = int(self._table(old, r) > 0 and self._table(new, r) == 0)
             return f"wake R{r}", (frees, self._published(r, old, new))
@@ -209,10 +208,20 @@ class BlocksTie(Tie):
         self.step(wake)
 
     def _handle_invalid_blocks(self, _arguments: tuple[Any, ...], _result: Any) -> None:
-        self.step(lambda _b, old, new: ("withdraw", (int(old[2] and not new[2]),)))
+        self.step(
+            lambda _b, old, new: (
+                "withdraw",
+                (int(self.value(old, "published") and not self.value(new, "published")),),
+            )
+        )
 
     def _step_processed(self, _arguments: tuple[Any, ...], _result: Any) -> None:
-        self.step(lambda _b, old, new: ("process", (old[4] - new[4],)))
+        self.step(
+            lambda _b, old, new: (
+                "process",
+                (self.value(old, "deferred") - self.value(new, "deferred"),),
+            )
+        )
 
     def _forget_transfer(self, arguments: tuple[Any, ...], _result: Any) -> None:
         self._of("report", arguments[2], lambda *_: ())
@@ -225,7 +234,7 @@ class BlocksTie(Tie):
 
     def _update_after_schedule(self, _arguments: tuple[Any, ...], _result: Any) -> None:
         def dispatch(_b: int, old: Row, new: Row) -> Named:
-            counted = int(new[3] > old[3])
+            counted = int(self.value(new, "seq_ahead") > self.value(old, "seq_ahead"))
             inside = (int(counted and n > 0) for n in self.report.scheduled)
             return "dispatch", (counted, *inside)
 

@@ -59,7 +59,10 @@ class BudgetTie(Tie):
             c.priority_policy,
             c.chunked_prefill,
         )
-        self.last = {_CALL: (granted, c.input_budget, *[0] * (4 + 4 * self.requests))}
+        nothing = (0,) * len(self.relation.fields)
+        self.last = {
+            _CALL: self.changed(nothing, token_left=granted, input_left=c.input_budget),
+        }
 
     def project(self, subject: Hashable) -> Row:
         s, e = self.state, self.report

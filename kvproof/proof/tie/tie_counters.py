@@ -12,8 +12,6 @@ from kvproof.model.state import Status
 from kvproof.proof.counters import ABSENT, FINISHED, LOADING, RUNNING, WAITING, counters
 from kvproof.proof.tie.samples import Named, Row, Tie, rules_off
 
-_LIFE, _TOKENS, _COMPUTED, _PLACEHOLDERS, _IN_FLIGHT, _STALE, _DRAFTS, _PUBLISHED = range(8)
-_COUNTERS = 11
 _DEPTH = 3
 
 
@@ -122,17 +120,25 @@ class CountersTie(Tie):
             self.step(self._output)
         elif kind == Kind.DRAFTS:
             self.step(
-                lambda _r, old, new: ("drafts", (new[_DRAFTS],)) if old[_COUNTERS - 1] else None
+                lambda _r, old, new: (
+                    ("drafts", (self.value(new, "num_drafts"),))
+                    if self.value(old, "drafting")
+                    else None
+                )
             )
         else:
             super().end(action)
 
     def _output(self, r: int, old: Row, new: Row) -> Named | None:
-        if old[_LIFE] == ABSENT or r not in self._oldest:
+        if self.value(old, "life") == ABSENT or r not in self._oldest:
             return None
         e = self.report
-        published = old[_PUBLISHED] if new[_LIFE] == ABSENT else new[_PUBLISHED]
-        held = int(new[_LIFE] == FINISHED)
+        published = (
+            self.value(old, "published")
+            if self.value(new, "life") == ABSENT
+            else self.value(new, "published")
+        )
+        held = int(self.value(new, "life") == FINISHED)
         oldest = self._oldest[r] if self.depth is None else ()
         return "output", (e.accepted[r], e.stop_at[r], published, held, *oldest)
 
@@ -142,7 +148,9 @@ class CountersTie(Tie):
         elif name == "connector.handle_invalid_blocks":
             self.step(
                 lambda _r, old, new: (
-                    ("load_fails", (new[_COMPUTED],)) if old[_LIFE] == LOADING else None
+                    ("load_fails", (self.value(new, "num_computed"),))
+                    if self.value(old, "life") == LOADING
+                    else None
                 )
             )
         else:
@@ -160,9 +168,13 @@ class CountersTie(Tie):
         if e.scheduled[r] == 0:
             return None
         if not e.admitted[r]:
-            return "serve", (e.scheduled[r], new[_PUBLISHED])
-        adopted = e.adopted[r] * self.c.block_size if old[_COMPUTED] == 0 else old[_PUBLISHED]
-        inputs = (e.scheduled[r], e.start[r], adopted, new[_PUBLISHED], e.padded[r])
+            return "serve", (e.scheduled[r], self.value(new, "published"))
+        adopted = (
+            e.adopted[r] * self.c.block_size
+            if self.value(old, "num_computed") == 0
+            else self.value(old, "published")
+        )
+        inputs = (e.scheduled[r], e.start[r], adopted, self.value(new, "published"), e.padded[r])
         return "admit", inputs
 
     def _add_request(self, _r: int, _old: Row, _new: Row, _arguments: Any) -> Named:
@@ -172,24 +184,24 @@ class CountersTie(Tie):
         return "preempt", (int(arguments[4]),)
 
     def _finish_request(self, _r: int, old: Row, new: Row, _arguments: Any) -> Named | None:
-        if old[_LIFE] in (ABSENT, FINISHED):
+        if self.value(old, "life") in (ABSENT, FINISHED):
             return None
-        return "abort", (int(new[_LIFE] == FINISHED),)
+        return "abort", (int(self.value(new, "life") == FINISHED),)
 
     def _skip(self, r: int, _old: Row, new: Row, _arguments: Any) -> Named | None:
         if not self.report.new_load[r]:
             return None
-        return "load", (new[_COMPUTED], new[_PUBLISHED])
+        return "load", (self.value(new, "num_computed"), self.value(new, "published"))
 
     def _handle_blocked_waiting_request(
         self, _r: int, old: Row, new: Row, _arguments: Any
     ) -> Named | None:
-        if old[_LIFE] != LOADING or new[_LIFE] == LOADING:
+        if self.value(old, "life") != LOADING or self.value(new, "life") == LOADING:
             return None
-        return "wake", (new[_PUBLISHED],)
+        return "wake", (self.value(new, "published"),)
 
     def _forget_transfer(self, _r: int, old: Row, _new: Row, _arguments: Any) -> Named | None:
-        return ("report", ()) if old[_LIFE] == FINISHED else None
+        return ("report", ()) if self.value(old, "life") == FINISHED else None
 
 
 _WITHOUT_REPORT = frozenset({"scheduler.add_request", "connector.forget_transfer"})

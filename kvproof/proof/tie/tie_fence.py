@@ -11,8 +11,6 @@ from kvproof.proof.fence import DEFERRED, HELD, NOTHING, RETURNED, fence
 from kvproof.proof.tie.samples import Named, Row, Tie, rules_off
 from kvproof.proof.tie.tie_blocks import life_of, step_ranks
 
-_SEQ, _LAST, _WRITER, _PLACE, _FENCE, _DUE, _AHEAD, _AHEAD_FENCE = range(8)
-
 
 class FenceTie(Tie):
     """Subjects are ("request", r) and ("deferred", place in the queue when the action began).
@@ -72,8 +70,18 @@ class FenceTie(Tie):
 
     def _ended(self, subject: Hashable, place: int) -> Row:
         """A subject whose blocks have just come back: its past, one step further."""
-        seq, last, writer, _place, _fence, due, _ahead, _ahead_fence = self.last[subject]
-        return (seq - 1, max(last - 1, 0), max(writer - 1, 0), place, 0, due - 1, 0, 0)
+        row = self.last[subject]
+        return self.changed(
+            row,
+            seq_ahead=self.value(row, "seq_ahead") - 1,
+            last_seq=max(self.value(row, "last_seq") - 1, 0),
+            writer=max(self.value(row, "writer") - 1, 0),
+            place=place,
+            fence=0,
+            due=self.value(row, "due") - 1,
+            ahead=0,
+            ahead_fence=0,
+        )
 
     def _writer(self, r: int) -> int:
         """The last step in flight that was given the request's blocks."""
@@ -97,8 +105,9 @@ class FenceTie(Tie):
             r = arguments[3]
             self.step(
                 lambda subject, old, new: (
-                    ("take", (new[_WRITER],))
-                    if subject == ("request", r) and (old[_PLACE], new[_PLACE]) == (NOTHING, HELD)
+                    ("take", (self.value(new, "writer"),))
+                    if subject == ("request", r)
+                    and (self.value(old, "place"), self.value(new, "place")) == (NOTHING, HELD)
                     else None
                 )
             )
@@ -106,7 +115,7 @@ class FenceTie(Tie):
             self.step(self._dispatched)
 
     def _dispatched(self, subject: Any, old: Row, new: Row) -> Named | None:
-        if new[_SEQ] == old[_SEQ]:
+        if self.value(new, "seq_ahead") == self.value(old, "seq_ahead"):
             return None
         kind, number = subject
         return "schedule", (int(kind == "request" and self.report.scheduled[number] > 0),)
@@ -118,23 +127,22 @@ class FenceTie(Tie):
         before = self.last.pop(own, None)
         if before is None:
             return
-        joined = s.num_deferred > before[_AHEAD]
-        if before[_PLACE] == HELD:
+        joined = s.num_deferred > self.value(before, "ahead")
+        if self.value(before, "place") == HELD:
             place = s.num_deferred - 1
             ahead = s.deferred_fence[:place] if joined else s.deferred_fence[: s.num_deferred]
-            after = (
-                s.seq_ahead,
-                before[_LAST],
-                before[_WRITER],
-                DEFERRED if joined else RETURNED,
-                s.deferred_fence[place] if joined else 0,
-                s.seq_ahead,
-                len(ahead),
-                max(ahead, default=0),
+            after = self.changed(
+                before,
+                seq_ahead=s.seq_ahead,
+                place=DEFERRED if joined else RETURNED,
+                fence=s.deferred_fence[place] if joined else 0,
+                due=s.seq_ahead,
+                ahead=len(ahead),
+                ahead_fence=max(ahead, default=0),
             )
             self.samples.add("free", (), before, (), after)
         if joined:
-            inputs = (before[_LAST], s.deferred_fence[s.num_deferred - 1])
+            inputs = (self.value(before, "last_seq"), s.deferred_fence[s.num_deferred - 1])
             self.step(
                 lambda subject, _old, _new: (
                     ("free_other", inputs) if subject[0] == "request" else None
@@ -147,7 +155,7 @@ class FenceTie(Tie):
         """Freed without a look at the fence."""
         own: Hashable = ("request", r)
         before = self.last.pop(own)
-        after = (*before[:_PLACE], RETURNED, *before[_PLACE + 1 :])
+        after = self.changed(before, place=RETURNED)
         self.samples.add("give_back", (), before, (), after)
         self.last[own] = self.project(own)
 
@@ -157,8 +165,13 @@ class FenceTie(Tie):
         self._drained = entries - self.state.num_deferred
 
         def process(_subject: Any, _old: Row, new: Row) -> Named:
-            back = new[_PLACE] == RETURNED
-            return "process", (0, 0) if back else (new[_AHEAD], new[_AHEAD_FENCE])
+            back = self.value(new, "place") == RETURNED
+            return "process", (0, 0) if back else (
+                self.value(new, "ahead"),
+                self.value(new, "ahead_fence"),
+            )
 
         self.step(process)
-        self.last = {key: row for key, row in self.last.items() if row[_PLACE] != RETURNED}
+        self.last = {
+            key: row for key, row in self.last.items() if self.value(row, "place") != RETURNED
+        }
