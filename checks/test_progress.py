@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvproof.check.check_progress import check_progress
+from kvproof.check.known import known_hang
 from kvproof.evidence.hang_pages import FOLDER, find_guard, find_hang
 from kvproof.lockstep.client import Client
 from kvproof.lockstep.loops import ROUNDS, go_round
@@ -15,8 +16,9 @@ from kvproof.model.rules import Rule
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.hangs import GUARDS, HANGS, Guard, Hang
 from kvproof.sweep.progress_report import progress_sweep_page
-from kvproof.sweep.progress_sweep import ProgressSweep, explanation, place_of, progress_sweep
+from kvproof.sweep.progress_sweep import ProgressSweep, progress_sweep
 from kvproof.sweep.sweep import FULL
+from kvproof.trace.identify import identity_of_lasso
 from kvproof.trace.lasso import load_lasso
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +40,7 @@ def test_nothing_waits_for_ever_but_for_the_open_findings(
         f"{done.bytes_per_edge:5.1f} bytes an edge, search {done.result.seconds:.2f} s, graph "
         f"{done.graph_seconds:.2f} s"
     )
-    explained = [explanation(place_of(one)) for one in done.lassos]
+    explained = [known_hang(identity_of_lasso(one)) for one in done.lassos]
     assert [hang and hang.id for hang in explained] == FOUND_IN.get(name, [])
     assert done.outcome == ("violated" if name in FOUND_IN else "holds")
     assert done.due_states > 0
@@ -54,7 +56,7 @@ def test_a_finding_is_still_made_by_its_recorded_lasso(
         f"loop {len(found.loop)}"
     )
     assert found == load_lasso(ROOT / FOLDER / f"{hang.id}.json"), "run `kvproof docs`"
-    assert explanation(place_of(found)) == hang
+    assert known_hang(identity_of_lasso(found)) == hang
 
 
 @each_hang
@@ -97,8 +99,8 @@ def test_every_lasso_in_the_sweep_is_an_open_finding(
         f"{swept.fair_cycles:,} fair, {len(swept.distinct)} distinct lassos"
     )
     assert swept.outcomes.total() == FULL
-    assert [place for place in swept.distinct if explanation(place) is None] == []
-    assert {explanation(place) for place in swept.distinct} == set(HANGS)
+    assert [identity for identity in swept.distinct if known_hang(identity) is None] == []
+    assert {known_hang(identity) for identity in swept.distinct} == set(HANGS)
     page = (ROOT / "docs" / "progress-sweep.md").read_text(encoding="utf-8")
     assert page == progress_sweep_page(swept), "kvproof sweep-progress --full --to"
 
@@ -107,7 +109,7 @@ def test_every_lasso_in_the_sweep_is_an_open_finding(
 def test_vllm_goes_round_where_the_sweep_found_it(
     hang: Hang, swept: ProgressSweep, vllm: Client
 ) -> None:
-    lassos = [one for place, one in swept.distinct.items() if explanation(place) == hang]
+    lassos = [one for identity, one in swept.distinct.items() if known_hang(identity) == hang]
     found = min(lassos, key=lambda one: len(one.stem) + len(one.loop))
     answer = go_round(found, vllm)
     assert answer.fields == ()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kvproof.check.known import explanation
+from kvproof.check.known import known_finding
 from kvproof.scopes.cover import pairs_of
 from kvproof.spec.findings import FINDINGS
 from kvproof.sweep.sweep import FULL, QUICK, Sweep, summary_page, sweep
@@ -22,10 +22,10 @@ def test_every_violation_in_the_sweep_is_an_open_finding(measured: Callable[[str
         f"transitions: {dict(outcomes)}, {len(done.distinct())} distinct violations"
     )
     assert len(done.swept) == FULL
-    assert [place for place in done.distinct() if explanation(place) is None] == []
+    assert [identity for identity in done.distinct() if known_finding(identity) is None] == []
     assert PAGE.read_text(encoding="utf-8") == summary_page(done), "kvproof sweep --full --to"
-    made = {found for place in done.distinct() if (found := explanation(place))}
-    assert made == {finding for finding in FINDINGS if finding.places}
+    made = {found for identity in done.distinct() if (found := known_finding(identity))}
+    assert made == {finding for finding in FINDINGS if finding.patterns}
 
 
 def test_the_quick_sweep_covers_every_possible_pair_of_values() -> None:

@@ -7,9 +7,9 @@ disappears unnoticed, and replays each on the real classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from kvproof.model.scope import External, RequestSpec, Scope
+from kvproof.spec.identity import Cause, Identity, Pattern
 from kvproof.spec.masks import Id
 
 _R = RequestSpec
@@ -20,7 +20,7 @@ _E = External
 class OpenFinding:
     """One finding: where it shows, what falls, who can meet it, and what would mend it.
 
-    `places` are patterns of places of the sweep that it explains.
+    `patterns` have the identities of the violations that it explains.
     """
 
     id: str
@@ -30,11 +30,11 @@ class OpenFinding:
     account: str
     reachable: str
     mend: str
-    places: tuple[str, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
 
-    def explains(self, place: str) -> bool:
-        """Whether what is at this place of the sweep is this finding."""
-        return any(fnmatchcase(place, pattern) for pattern in self.places)
+    def explains(self, identity: Identity) -> bool:
+        """Whether a violation of this identity is this finding."""
+        return any(pattern.has(identity) for pattern in self.patterns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=8,
         ),
-        places=("NoAssertion at schedule padding_cut*",),
+        patterns=(Pattern(broken=("NoAssertion",), where=("padding_cut",)),),
         broken=Id.NoAssertion,
         where=f"{_SCHEDULER}: schedule, the waiting part",
         account="A waiting request with one token left to compute is padded to 1 + k tokens. The "
@@ -90,7 +90,7 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=5,
         ),
-        places=("NoAssertion at schedule nothing_to_schedule",),
+        patterns=(Pattern(broken=("NoAssertion",), where=("nothing_to_schedule",), causes=()),),
         broken=Id.NoAssertion,
         where=f"{_SCHEDULER}: schedule, the waiting part",
         account="A local hit leaves the last token to compute, and so does an asynchronous load. "
@@ -113,7 +113,7 @@ FINDINGS = (
             max_num_batched_tokens=4,
             max_model_len=5,
         ),
-        places=("ResetSound at reset_prefix_cache",),
+        patterns=(Pattern(broken=("ResetSound",), action="reset_prefix_cache", causes=()),),
         broken=Id.ResetSound,
         where=f"{_SCHEDULER}: reset_prefix_cache",
         account="Requests that wait for a remote load keep their blocks, so the pool is in use and "
@@ -243,7 +243,7 @@ FINDINGS = (
             max_num_batched_tokens=8,
             max_model_len=8,
         ),
-        places=("* after a failed synchronous load",),
+        patterns=(Pattern(causes=(Cause.FAILED_SYNC_LOAD,)),),
         broken=Id.OutputExact,
         past=(Id.PublishedSound,),
         where=f"{_SCHEDULER}: _update_requests_with_invalid_blocks, update_from_output",
@@ -299,7 +299,7 @@ FINDINGS = (
             max_num_batched_tokens=8,
             max_model_len=5,
         ),
-        places=("NoStall at schedule *waiting_reservation_refused",),
+        patterns=(Pattern(broken=("NoStall",), where=("waiting_reservation_refused",), causes=()),),
         broken=Id.NoStall,
         where=f"{_SCHEDULER}: schedule, _spec_decode_step_blocks",
         account="An asynchronous load is admitted only if, besides its own blocks, those of one "
@@ -353,7 +353,7 @@ FINDINGS = (
             max_model_len=8,
         ),
         broken=Id.NoStall,
-        places=("NoStall at schedule *waiting_pad_does_not_fit*",),
+        patterns=(Pattern(broken=("NoStall",), where=("waiting_pad_does_not_fit",)),),
         where=f"{_SCHEDULER}: schedule, the waiting part",
         account="A waiting request with one token left is padded to 1 + k tokens, and rather not "
         "scheduled than scheduled without padding. Where the whole budget of a step is smaller "
@@ -376,7 +376,9 @@ FINDINGS = (
             max_num_batched_tokens=8,
             max_model_len=3,
         ),
-        places=("NoReuseInFlight at schedule with a load of one token",),
+        patterns=(
+            Pattern(broken=("NoReuseInFlight",), action="schedule", causes=(Cause.ONE_TOKEN_LOAD,)),
+        ),
         broken=Id.NoReuseInFlight,
         where=f"{_SCHEDULER}: _update_waiting_for_remote_kv, schedule",
         account="When a load has brought the whole prompt, the last token is to be computed again: "
@@ -408,9 +410,9 @@ FINDINGS = (
         ),
         broken=Id.ReadsCorrect,
         past=(Id.PublishedSound,),
-        places=(
-            "PublishedSound at * after a scheduled victim",
-            "ReadsCorrect at output after a scheduled victim",
+        patterns=(
+            Pattern(broken=("PublishedSound",), causes=(Cause.SCHEDULED_VICTIM,)),
+            Pattern(broken=("ReadsCorrect",), action="output", causes=(Cause.SCHEDULED_VICTIM,)),
         ),
         where=f"{_SCHEDULER}: schedule, the priority branch of the preemption",
         account="allocate_slots publishes the blocks that a step will fill before the step is "
@@ -467,7 +469,7 @@ FINDINGS = (
             max_model_len=5,
         ),
         broken=Id.NoStall,
-        places=("NoStall at schedule *waiting_not_chunkable*",),
+        patterns=(Pattern(broken=("NoStall",), where=("waiting_not_chunkable",)),),
         where=f"{_SCHEDULER}: schedule; vllm/config/scheduler.py",
         account="Start-up makes sure that without chunked prefill the batched budget holds the "
         "model length, but a step schedules no more than max_num_scheduled_tokens, which nothing "

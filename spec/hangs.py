@@ -14,6 +14,7 @@ from kvproof.model.rules import Rule
 from kvproof.model.scope import External, RequestSpec, Scope
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.findings import FINDINGS, OpenFinding
+from kvproof.spec.identity import Cause, Pattern
 from kvproof.spec.progress import Property
 from kvproof.spec.rule_scopes import SEEDS
 
@@ -21,6 +22,7 @@ _R = RequestSpec
 _E = External
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 _STUCK = (Property.NothingStuck, Property.EveryRequestFinishes)
+_STUCK_NAMES = tuple(one.name for one in _STUCK)
 
 _PROMPT_BESIDE_A_LOAD = Scope(
     name="prompt-beside-a-load",
@@ -44,9 +46,9 @@ class Hang(OpenFinding):
     broken: tuple[Property, ...]
 
 
-def _told(identity: str, broken: tuple[Property, ...], *places: str) -> Hang:
+def _told(finding: str, broken: tuple[Property, ...], *patterns: Pattern) -> Hang:
     """A finding of spec/findings.py that keeps a request waiting."""
-    told = next(finding for finding in FINDINGS if finding.id == identity)
+    told = next(one for one in FINDINGS if one.id == finding)
     return Hang(
         id=told.id,
         title=told.title,
@@ -56,7 +58,7 @@ def _told(identity: str, broken: tuple[Property, ...], *places: str) -> Hang:
         account=told.account,
         reachable=told.reachable,
         mend=told.mend,
-        places=places,
+        patterns=patterns,
     )
 
 
@@ -90,10 +92,10 @@ HANGS = (
         "max_tokens=1: where the prompt ends). If none ends there, a token goes wrong instead "
         "(findings.md, failed-sync-load-with-a-step-in-flight). Only an abort ends it.",
         mend="Treat it as a preemption: clear the placeholders, and drop what is in flight.",
-        places=(
-            "* after a failed synchronous load*",
+        patterns=(
+            Pattern(after=Cause.FAILED_SYNC_LOAD),
             # Another request's load failed, and this one ran on its block.
-            "NothingStuck+EveryRequestFinishes after a failed load",
+            Pattern(broken=_STUCK_NAMES, nowhere=True, causes=(Cause.FAILED_LOAD,)),
         ),
     ),
     Hang(
@@ -125,7 +127,11 @@ HANGS = (
         "grow. It lasts until a sending ends; if the other side is gone, until its time is up.",
         mend="Wait for the output in flight before a request preempts itself, or count the next "
         "token in when a victim is admitted again.",
-        places=("NoPreemptionCycle preempted_self *output_stale_dropped*",),
+        patterns=(
+            Pattern(
+                broken=("NoPreemptionCycle",), where=("preempted_self", "output_stale_dropped")
+            ),
+        ),
     ),
     Hang(
         id="lookahead-is-not-admitted",
@@ -159,7 +165,11 @@ HANGS = (
         "transfer, and wastes the device for all who run beside. With prefix caching the blocks of "
         "the last round are hit, and most of it is spared.",
         mend="Count the lookahead slots in the full-sequence check.",
-        places=("NoPreemptionCycle preempted_self *with lookahead",),
+        patterns=(
+            Pattern(
+                broken=("NoPreemptionCycle",), where=("preempted_self",), after=Cause.LOOKAHEAD
+            ),
+        ),
     ),
     Hang(
         id="first-chunk-admission-goes-round",
@@ -177,7 +187,13 @@ HANGS = (
         "default), with a connector whose transfers hold blocks. It lasts as long as the transfer.",
         mend="Leave the option on; or do not admit a victim of itself again before blocks have "
         "come free.",
-        places=("NoPreemptionCycle preempted_self *without full-sequence admission*",),
+        patterns=(
+            Pattern(
+                broken=("NoPreemptionCycle",),
+                where=("preempted_self",),
+                after=Cause.FIRST_CHUNK_ADMISSION,
+            ),
+        ),
     ),
     Hang(
         id="failed-load-goes-first",
@@ -205,25 +221,39 @@ HANGS = (
         reachable="By users of the priority policy with an asynchronous connector, after a failed "
         "load. It is passed once for each failed load; more often only if loads go on failing.",
         mend="Put the request into the waiting queue when its blocks are freed.",
-        places=("BoundedOvertaking * after a failed load",),
+        patterns=(Pattern(broken=("BoundedOvertaking",), causes=(Cause.FAILED_LOAD,)),),
     ),
     _told(
         "failed-load-stands-in-its-own-way",
         _STUCK,
-        "NothingStuck* waiting_reservation_refused after a failed load",
+        Pattern(
+            falls="NothingStuck",
+            where=("waiting_reservation_refused",),
+            causes=(Cause.FAILED_LOAD,),
+        ),
     ),
     _told(
-        "load-reserve-larger-than-the-pool", _STUCK, "NothingStuck* waiting_reservation_refused*"
+        "load-reserve-larger-than-the-pool",
+        _STUCK,
+        Pattern(falls="NothingStuck", where=("waiting_reservation_refused",)),
     ),
-    _told("padding-never-fits", _STUCK, "NothingStuck* waiting_pad_does_not_fit*"),
-    _told("prompt-above-the-scheduled-budget", _STUCK, "NothingStuck* waiting_not_chunkable*"),
+    _told(
+        "padding-never-fits",
+        _STUCK,
+        Pattern(falls="NothingStuck", where=("waiting_pad_does_not_fit",)),
+    ),
+    _told(
+        "prompt-above-the-scheduled-budget",
+        _STUCK,
+        Pattern(falls="NothingStuck", where=("waiting_not_chunkable",)),
+    ),
     _told(
         "one-token-load-goes-round",
         (Property.EveryRequestFinishes,),
-        "EveryRequestFinishes *load_started load_finished*",
+        Pattern(broken=("EveryRequestFinishes",), where=("load_started", "load_finished")),
     ),
 )
-"""The first one that explains a place is taken."""
+"""The first one that explains an identity is taken."""
 
 
 @dataclass(frozen=True)

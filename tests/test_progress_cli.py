@@ -3,7 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 
+from kvproof.spec.identity import Identity
 from tests.test_cli import ROOT, kvproof, results
 
 
@@ -53,12 +55,12 @@ def test_a_sweep_for_progress_lists_each_way_of_getting_nowhere_once() -> None:
     report = results(done.stdout)
     assert report["scopes"] == 3
     assert sum(report["outcomes"].values()) == 3
-    places = [one["place"] for one in report["lassos"]]
-    assert places == sorted(set(places))
+    identities = [str(convert(one["identity"], Identity)) for one in report["lassos"]]
+    assert identities == sorted(set(identities))
     assert all(one["finding"] for one in report["lassos"])
     text = kvproof("sweep-progress", "--scopes", "3").stdout
     assert "3 scopes:" in text
-    assert all(place in text for place in places)
+    assert all(identity in text for identity in identities)
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,8 @@ def test_each_distinct_violation_is_reported_once_with_a_run_that_breaks_it() ->
     done = sweep(12, limits=FEW)
     distinct = done.distinct()
     assert distinct
-    assert set(distinct) == {found.place for one in done.swept for found in one.found}
-    for place, found in distinct.items():
+    assert set(distinct) == {found.identity for one in done.swept for found in one.found}
+    for identity, found in distinct.items():
         moments = list(replay(found.trace))
         assert set(found.trace.broken) <= set(moments[-1].broken)
-        assert f" at {moments[-1].action.do}" in place
+        assert identity.action == moments[-1].action.do

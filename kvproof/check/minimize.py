@@ -19,10 +19,10 @@ from kvproof.scopes.cuts import Cut, cuts, weight
 from kvproof.spec.masks import Id
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import code_of, name_action
+from kvproof.trace.identify import identity_of
 from kvproof.trace.trace import (
     Trace,
     TraceError,
-    branches_taken,
     from_codes,
     names_of,
     replay,
@@ -169,7 +169,7 @@ class _Shrinking:
         self.past = past
         self.best = first
         self.wanted = wanted or frozenset(first.broken)
-        self.way = None if first.scope.rules_off else _way_of_falling(first.trace)
+        self.way = None if first.scope.rules_off else identity_of(first.trace).way
         self.progress = progress
         self.candidates = 0
         self.refused: set[Scope] = set()
@@ -217,7 +217,7 @@ class _Shrinking:
         return result.outcome
 
     def _falls_alike(self, witness: _Witness) -> bool:
-        return self.way is None or _way_of_falling(witness.trace) == self.way
+        return self.way is None or identity_of(witness.trace).way == self.way
 
     def _cut_once(self) -> bool:
         return any(self._accepts(cut) for cut in cuts(self.best.scope))
@@ -337,10 +337,3 @@ def _kept_actions(actions: Iterable[Action], kept: tuple[int, ...]) -> Iterator[
 
 def _renumbered(values: Mapping[int, _T], number: Mapping[int, int]) -> dict[int, _T]:
     return {number[r]: value for r, value in values.items() if r in number}
-
-
-def _way_of_falling(trace: Trace) -> tuple[object, ...]:
-    """What tells two bugs apart that break the same invariant."""
-    *_, last = replay(trace)
-    ways_out = branches_taken([last], "waiting_") if Id.NoStall.name in trace.broken else ()
-    return last.action.do, int(last.after.assertion), ways_out

@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from kvproof.check.known import explanation
+from kvproof.check.known import known_finding
 from kvproof.cli.arguments import UsageError, Version
 from kvproof.cli.console import (
     Json,
@@ -81,13 +81,13 @@ def command(
         write_text(to, summary_page(done))
     violations = []
     with Client(version) if vllm else nullcontext() as client:
-        for place, found in done.distinct().items():
-            finding = explanation(place)
+        for identity, found in done.distinct().items():
+            finding = known_finding(identity)
             trace = minimal(found)
             agrees = None if client is None else replay_on_vllm(trace, client).agrees
             violations.append(
                 {
-                    "place": str(place),
+                    "identity": msgspec.to_builtins(identity),
                     "finding": finding.id if finding else None,
                     "trace": msgspec.to_builtins(trace),
                     "vllm_agrees": agrees,
@@ -96,7 +96,9 @@ def command(
             if not as_json and not quiet:
                 known = finding.id if finding else Text("not explained", style="red")
                 real = "" if agrees is None else f", vLLM {'agrees' if agrees else 'DIFFERS'}"
-                out.print(titled(str(place), ": ", known, f", {len(trace.actions)} actions{real}"))
+                out.print(
+                    titled(str(identity), ": ", known, f", {len(trace.actions)} actions{real}")
+                )
                 if finding is None:
                     out.print(render(trace))
     _summarise(done, count, violations, as_json)

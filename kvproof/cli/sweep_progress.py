@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import typer
 
+from kvproof.check.known import known_hang
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import Json, To, counted_line, out, print_json, telling_of_compilation
 from kvproof.cli.files import check_page, write_text
@@ -15,7 +16,7 @@ from kvproof.lockstep.client import Client
 from kvproof.lockstep.environment import DEFAULT_VERSION
 from kvproof.lockstep.loops import go_round
 from kvproof.sweep.progress_report import progress_sweep_page, sweep_as_json, sweep_summary
-from kvproof.sweep.progress_sweep import explanation, progress_sweep
+from kvproof.sweep.progress_sweep import progress_sweep
 
 EXAMPLES = """
 kvproof sweep-progress
@@ -44,13 +45,13 @@ def command(
         write_text(to, progress_sweep_page(done))
     rows = []
     with Client(version) if vllm else nullcontext() as client:
-        for place, found in done.distinct.items():
+        for identity, found in done.distinct.items():
             agrees = None if client is None else go_round(found, client).agrees
-            rows.append((place, found, explanation(place), agrees))
+            rows.append((identity, found, known_hang(identity), agrees))
     if as_json:
         print_json("sweep-progress", sweep_as_json(done, rows))
     else:
         out.print(sweep_summary(done, rows))
-    news = any(hang is None or agrees is False for _place, _found, hang, agrees in rows)
+    news = any(hang is None or agrees is False for _identity, _found, hang, agrees in rows)
     interrupted = done.outcomes.total() < count
     raise typer.Exit(exit_code(["violated"] if news else [], interrupted=interrupted))

@@ -8,8 +8,11 @@ import msgspec
 
 from kvproof.check.check import EXIT_CODES
 from kvproof.check.check_progress import ProgressCheck
+from kvproof.check.known import known_hang
 from kvproof.spec.hangs import Hang
-from kvproof.sweep.progress_sweep import MOST, ProgressSweep, explanation, place_of
+from kvproof.spec.identity import Identity
+from kvproof.sweep.progress_sweep import MOST, ProgressSweep
+from kvproof.trace.identify import identity_of_lasso
 from kvproof.trace.lasso import Lasso, render_lasso
 
 
@@ -36,7 +39,7 @@ def headline(done: ProgressCheck) -> str:
 def _told(found: Lasso) -> str:
     """What a lasso breaks, and the open finding that it is, if it is one."""
     names = ", ".join(found.broken)
-    hang = None if found.scope.rules_off else explanation(place_of(found))
+    hang = None if found.scope.rules_off else known_hang(identity_of_lasso(found))
     return names if hang is None else f"{names} (docs/progress.md: {hang.id})"
 
 
@@ -62,18 +65,18 @@ def as_json(done: ProgressCheck) -> dict[str, Any]:
     }
 
 
-Row = tuple[str, Lasso, Hang | None, bool | None]
-"""Place of a lasso in a sweep, the lasso, what explains it, whether vLLM does the same."""
+Row = tuple[Identity, Lasso, Hang | None, bool | None]
+"""Identity of a lasso in a sweep, the lasso, what explains it, whether vLLM does the same."""
 
 
 def sweep_summary(done: ProgressSweep, rows: list[Row]) -> str:
     """The distinct lassos with their explanations, those without in full, and what was covered."""
     lines = []
-    for place, found, hang, agrees in rows:
+    for identity, found, hang, agrees in rows:
         real = "" if agrees is None else f", vLLM {'agrees' if agrees else 'DIFFERS'}"
         known = "not explained" if hang is None else hang.id
         lines.append(
-            f"{place}: {known}, {done.times[place]} scopes, stem {len(found.stem)}, "
+            f"{identity}: {known}, {done.times[identity]} scopes, stem {len(found.stem)}, "
             f"loop {len(found.loop)}{real}"
         )
         if hang is None:
@@ -94,13 +97,13 @@ def sweep_as_json(done: ProgressSweep, rows: list[Row]) -> dict[str, Any]:
         "fair_cycles": done.fair_cycles,
         "lassos": [
             {
-                "place": place,
-                "scopes": done.times[place],
+                "identity": msgspec.to_builtins(identity),
+                "scopes": done.times[identity],
                 "finding": hang.id if hang else None,
                 "lasso": msgspec.to_builtins(found),
                 "vllm_agrees": agrees,
             }
-            for place, found, hang, agrees in rows
+            for identity, found, hang, agrees in rows
         ],
     }
 
@@ -128,8 +131,8 @@ def progress_sweep_page(done: ProgressSweep) -> str:
         "| what falls, by which loop | scopes | explained by |",
         "|---|---|---|",
     ]
-    for place in done.distinct:
-        hang = explanation(place)
+    for identity in done.distinct:
+        hang = known_hang(identity)
         link = "**not explained**" if hang is None else f"[{hang.id}](progress.md#{hang.id})"
-        lines.append(f"| {place} | {done.times[place]} | {link} |")
+        lines.append(f"| {identity} | {done.times[identity]} | {link} |")
     return "\n".join(lines) + "\n"

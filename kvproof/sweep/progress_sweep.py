@@ -11,42 +11,13 @@ from kvproof.check.check import Limits
 from kvproof.check.check_progress import ProgressCheck, check_progress
 from kvproof.scopes.cover import Cover
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
-from kvproof.spec.hangs import HANGS, Hang
-from kvproof.spec.progress import Property
+from kvproof.spec.identity import Identity
+from kvproof.trace.identify import identity_of_lasso
 from kvproof.trace.lasso import Lasso
-from kvproof.trace.trace import branches_taken, replay
 
 LIMITS = Limits(states=30_000)
 MOST = 30
 """Cycles that are looked at for each property of a scope, so that one does not hide another."""
-
-_TELLING = ("waiting_", "preempted_", "victim_", "load_", "output_stale_dropped")
-
-
-def place_of(found: Lasso) -> str:
-    """What tells lassos apart: what falls, and which ways the loop takes through the scheduler.
-
-    Without a loop it is the last action that tells. What failed before, and what of the
-    configuration makes requests preempt themselves, is named.
-    """
-    moments = list(replay(found.rounds(1)))
-    telling = moments[len(found.stem) :] or moments[-1:]
-    words = ["+".join(found.broken), *branches_taken(telling, *_TELLING)]
-    if any(o.load_fails for action in found.stem for o in action.outcomes.values()):
-        words.append("after a failed synchronous load")
-    elif any(action.failed_block is not None for action in found.stem):
-        words.append("after a failed load")
-    if Property.NoPreemptionCycle.name in found.broken:
-        if not found.scope.reserve_full_isl:
-            words.append("without full-sequence admission")
-        if found.scope.num_lookahead_tokens:
-            words.append("with lookahead")
-    return " ".join(words)
-
-
-def explanation(place: str) -> Hang | None:
-    """The open finding that a lasso at this place is."""
-    return next((hang for hang in HANGS if hang.explains(place)), None)
 
 
 @dataclass(frozen=True)
@@ -54,7 +25,7 @@ class ProgressSweep:
     """Outcomes of the scopes searched, and each distinct lasso once, its shortest.
 
     Of the scopes `early` were not searched to the end, and `cut` have runs that end in an assertion
-    or a wrong token; `times` counts the scopes that have a lasso at a place.
+    or a wrong token; `times` counts the scopes that have a lasso of an identity.
     """
 
     outcomes: Counter[str]
@@ -65,8 +36,8 @@ class ProgressSweep:
     due_states: int
     cycles: int
     fair_cycles: int
-    times: Counter[str]
-    distinct: dict[str, Lasso]
+    times: Counter[Identity]
+    distinct: dict[Identity, Lasso]
 
 
 def progress_sweep(
@@ -78,19 +49,19 @@ def progress_sweep(
 ) -> ProgressSweep:
     """Check progress in the first `count` scopes of the sweep; Ctrl-C ends it with what is done."""
     done: list[ProgressCheck] = []
-    distinct: dict[str, Lasso] = {}
-    times: Counter[str] = Counter()
+    distinct: dict[Identity, Lasso] = {}
+    times: Counter[Identity] = Counter()
     rows = Cover(PARAMETERS, CONSTRAINTS, seed=seed).rows()
     try:
         for number, row in enumerate(islice(rows, count)):
             one = check_progress(scope_of(number, row), limits, most=MOST)
             if one.result.reason == "interrupted":
                 break
-            places = [(place_of(found), found) for found in one.lassos]
-            times.update({place for place, _found in places})
-            for place, found in places:
-                if place not in distinct or _size(found) < _size(distinct[place]):
-                    distinct[place] = found
+            named = [(identity_of_lasso(found), found) for found in one.lassos]
+            times.update({identity for identity, _found in named})
+            for identity, found in named:
+                if identity not in distinct or _size(found) < _size(distinct[identity]):
+                    distinct[identity] = found
             done.append(one)
             if progress is not None:
                 progress(number + 1, count)
@@ -106,7 +77,7 @@ def progress_sweep(
         cycles=sum(one.cycles for one in done),
         fair_cycles=sum(one.fair_cycles for one in done),
         times=times,
-        distinct=dict(sorted(distinct.items())),
+        distinct=dict(sorted(distinct.items(), key=lambda item: str(item[0]))),
     )
 
 

@@ -19,15 +19,19 @@ import msgspec
 
 from kvproof.check.check import Limits
 from kvproof.check.collect import collect
-from kvproof.check.known import explanation, place_of
+from kvproof.check.known import known_finding
 from kvproof.check.minimize import minimize
 from kvproof.check.scheduler_system import SchedulerSystem
 from kvproof.model.options import ScopeError
 from kvproof.native.jit import source_key
 from kvproof.scopes.cover import Cover, Row, pairs_of
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
+from kvproof.spec.identity import Identity
 from kvproof.spec.masks import Id
+from kvproof.trace.identify import identity_of
 from kvproof.trace.trace import Trace, TraceError
+
+RECORD_FORMAT = 2
 
 QUICK = 120
 FULL = 720
@@ -35,9 +39,9 @@ _PASSED = (frozenset[Id](), frozenset({Id.PublishedSound}))
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One violation: where it is, its run, and what had been passed over to get there."""
+    """One violation: what it is, its run, and what had been passed over to get there."""
 
-    place: str
+    identity: Identity
     trace: Trace
     past: tuple[str, ...]
 
@@ -60,14 +64,14 @@ class Sweep:
     swept: tuple[Swept, ...]
     cover: Cover
 
-    def distinct(self) -> dict[str, Found]:
+    def distinct(self) -> dict[Identity, Found]:
         """Each distinct violation once, in the smallest scope that has it."""
-        best: dict[str, Found] = {}
+        best: dict[Identity, Found] = {}
         for one in self.swept:
             for found in one.found:
-                if found.place not in best or _size(found) < _size(best[found.place]):
-                    best[found.place] = found
-        return dict(sorted(best.items()))
+                if found.identity not in best or _size(found) < _size(best[found.identity]):
+                    best[found.identity] = found
+        return dict(sorted(best.items(), key=lambda item: str(item[0])))
 
 
 def _size(found: Found) -> tuple[int, int, int]:
@@ -90,7 +94,7 @@ def search(number: int, row: Row, limits: Limits) -> Swept:
         transitions += result.transitions
         bounded = bounded or result.outcome == "bounded"
         names = tuple(sorted(identity.name for identity in past))
-        found += [Found(place_of(trace), trace, names) for trace in traces]
+        found += [Found(identity_of(trace), trace, names) for trace in traces]
     outcome = "violated" if found else "bounded" if bounded else "holds"
     return Swept(number, row, outcome, states, transitions, tuple(found))
 
@@ -100,6 +104,7 @@ class _Made(msgspec.Struct, frozen=True):
 
     sources: str
     states: int | None
+    format: int = RECORD_FORMAT
 
 
 def _recorded(path: Path, made: _Made) -> dict[int, Swept]:
@@ -165,7 +170,7 @@ def minimal(found: Found) -> Trace:
     """
     past = frozenset(Id[name] for name in found.past)
     trace = minimize(found.trace, found.trace.broken, past=past)
-    return trace if place_of(trace) == found.place else found.trace
+    return trace if identity_of(trace) == found.identity else found.trace
 
 
 def summary_page(done: Sweep) -> str:
@@ -191,11 +196,11 @@ def summary_page(done: Sweep) -> str:
         "| what falls, where | scopes | explained by |",
         "|---|---|---|",
     ]
-    times = Counter(place for one in done.swept for place in {f.place for f in one.found})
-    for place in done.distinct():
-        finding = explanation(place)
+    times = Counter(i for one in done.swept for i in {found.identity for found in one.found})
+    for identity in done.distinct():
+        finding = known_finding(identity)
         link = f"[{finding.id}](findings.md#{finding.id})" if finding else "**not explained**"
-        lines.append(f"| {place} | {times[place]} | {link} |")
+        lines.append(f"| {identity} | {times[identity]} | {link} |")
     lines += ["", "## Values\n", "| parameter | value | scopes | violated | bounded |"]
     lines.append("|---|---|---|---|---|")
     for name, values in PARAMETERS.items():

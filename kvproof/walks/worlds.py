@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.check.known import explanation, place_of
+from kvproof.check.known import known_finding
 from kvproof.check.minimize import minimize, prevented
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled, compile_scope
@@ -23,6 +23,7 @@ from kvproof.model.state import Branch
 from kvproof.native.record import Record
 from kvproof.scopes.draw import Chooser
 from kvproof.trace.codes import enabled_calls, kind_of
+from kvproof.trace.identify import identity_of
 from kvproof.trace.trace import Trace, from_codes
 from kvproof.walks.walk import PEAKS, Walker
 
@@ -118,16 +119,16 @@ def judge(trace: Trace) -> str | None:
     """Why a broken invariant is no news: the open finding that it is, or that the rules which are
     off make no difference; None where it is news.
 
-    What its place does not explain may do so at its minimum, where nothing else has happened.
+    What its identity does not explain may do so at its minimum, where nothing else has happened.
     """
-    finding = explanation(place_of(trace))
+    finding = known_finding(identity_of(trace))
     if finding is not None:
         return finding.id
     if not prevented(trace):
         return NOT_PREVENTED
     if trace.scope.rules_off:
         return None
-    finding = explanation(place_of(minimize(trace, trace.broken)))
+    finding = known_finding(identity_of(minimize(trace, trace.broken)))
     return None if finding is None else finding.id
 
 
