@@ -13,7 +13,7 @@ test: $(VENV)/ready
 	$(BIN)/pytest tests/
 
 vllm: $(VENV)/ready
-	$(BIN)/python -m kvproof.lockstep.environment
+	$(BIN)/python -m kvproof.bridge.environment
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

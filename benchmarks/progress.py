@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from kvproof.check.check import check
-from kvproof.check.check_progress import check_progress
+from kvproof.checker.check import check
+from kvproof.checker.check_progress import check_progress
 from kvproof.scopes.named import SCOPES
 
 ROUNDS = 3

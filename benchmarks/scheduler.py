@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvproof.check.check import check
+from kvproof.checker.check import check
 from kvproof.scopes.named import SCOPES
 
 ROUNDS = 5

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvproof.lockstep import environment
-from kvproof.lockstep.client import Client
+from kvproof.bridge import environment
+from kvproof.bridge.client import Client
 
 _LINES = pytest.StashKey[list[str]]()
 

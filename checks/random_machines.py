@@ -27,8 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvproof.check.minimize import minimize
-from kvproof.lockstep.follow import Difference
+from kvproof.bridge.follow import Difference
+from kvproof.checker.minimize import minimize
 from kvproof.model.scope import MAX_REQUESTS, Scope
 from kvproof.scopes.draw import Chooser, RandomChooser, Size, draw_scope
 from kvproof.trace.render import render

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvproof.check.check import check
-from kvproof.check.minimize import follow
+from kvproof.checker.check import check
+from kvproof.checker.minimize import follow
 from kvproof.evidence.counterexamples import FOLDER, page
 from kvproof.model.rules import Rule
 from kvproof.spec.rule_scopes import PAST

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from checks.pinned import PINNED, WITHOUT_RENAMING
-from kvproof.check.check import check
+from kvproof.checker.check import check
 from kvproof.model.state import Branch
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.masks import Id

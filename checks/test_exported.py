@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvproof.bridge import environment
+from kvproof.bridge.client import Client
+from kvproof.bridge.export import export_test
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.finding_pages import FOLDER as FINDINGS_FOLDER
-from kvproof.lockstep import environment
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.export import export_test
 from kvproof.model.rules import Rule
 from kvproof.spec.findings import FINDINGS, Finding
 from kvproof.trace.trace import load

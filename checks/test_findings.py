@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.bridge.client import Client
+from kvproof.bridge.lockstep import lockstep
+from kvproof.bridge.vllm_replay import replay_on_vllm
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.evidence.finding_pages import FOLDER, find
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.lockstep import lockstep
-from kvproof.lockstep.vllm_replay import replay_on_vllm
 from kvproof.search.explore import explore
 from kvproof.spec.findings import FINDINGS, Finding
 from kvproof.spec.masks import Id

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.check.minimize import with_rules_on
+from kvproof.bridge import observation
+from kvproof.bridge.client import Client
+from kvproof.bridge.vllm_replay import replay_on_vllm
+from kvproof.checker.minimize import with_rules_on
 from kvproof.cli.main import main
 from kvproof.evidence.counterexamples import FOLDER
-from kvproof.lockstep import observation
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.vllm_replay import replay_on_vllm
 from kvproof.model.compiled import compile_scope
 from kvproof.model.rules import Rule
 from kvproof.trace.trace import Trace, TraceError, load, replay

@@ -19,7 +19,6 @@ from kvproof.proof.proofs import (
     prove_theorem,
     prove_without,
 )
-from kvproof.proof.report import summary
 from kvproof.proof.tie.compare import SMALL, compare_scope
 from kvproof.scopes.named import SCOPES
 from kvproof.trace.trace import load
@@ -33,7 +32,7 @@ each_need = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", THEOREMS)
 def test_a_proof_holds_for_all_sizes(name: str, measured: Callable[[str], None]) -> None:
     proof = prove_theorem(name)
-    measured(f"proof      {summary(proof)}")
+    measured(f"proof      {proof!s}")
     assert proof.outcome == "holds", proof.failure
 
 

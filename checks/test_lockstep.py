@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from checks.pinned import PINNED
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.lockstep import lockstep_scope
+from kvproof.bridge.client import Client
+from kvproof.bridge.lockstep import lockstep_scope
 from kvproof.scopes.named import IN_FLIGHT, LOCKSTEP, SCOPES, SYNCHRONOUS
 from kvproof.trace.render import render
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.check.check_progress import check_progress
-from kvproof.check.known import known_hang
+from kvproof.bridge.client import Client
+from kvproof.bridge.loops import ROUNDS, go_round
+from kvproof.checker.check_progress import check_progress
+from kvproof.checker.known import known_hang
 from kvproof.evidence.hang_pages import FOLDER, find_guard, find_hang
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.loops import ROUNDS, go_round
 from kvproof.model.rules import Rule
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.hangs import GUARDS, HANGS, Guard, Hang

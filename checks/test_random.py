@@ -13,10 +13,10 @@ from hypothesis import Phase, Verbosity, settings
 
 from checks.random_machines import FOLDER, Hunt, account, run
 from checks.random_page import PAGE, sampled_rules, states_row
-from kvproof.check.minimize import follow
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.follow import MOST_REQUESTS, Difference, On, opener
-from kvproof.lockstep.vllm_replay import replay_on_vllm
+from kvproof.bridge.client import Client
+from kvproof.bridge.follow import MOST_REQUESTS, Difference, On, opener
+from kvproof.bridge.vllm_replay import replay_on_vllm
+from kvproof.checker.minimize import follow
 from kvproof.model.rules import Rule
 from kvproof.model.scope import MAX_REQUESTS
 from kvproof.scopes.named import SCOPES
@@ -63,7 +63,7 @@ def test_random_runs_break_nothing_but_open_findings(
     most_requests = MOST_REQUESTS if on == "lockstep" else MAX_REQUESTS
     hunt = Hunt(opener(on, client), most_requests=most_requests)
     wrong = run(hunt, examples(share), first_seed)
-    measured(f"random     on {on:<8} seed {first_seed}: {hunt.tally.summary()}")
+    measured(f"random     on {on:<8} seed {first_seed}: {hunt.tally}")
     if wrong is not None:
         keep = request.config.getoption("--save-failing-runs")
         pytest.fail(account(wrong, keep=keep), pytrace=False)
@@ -116,9 +116,9 @@ def test_lockstep_tells_the_real_classes_from_a_model_without_a_rule(vllm: Clien
 
 def test_equal_seeds_give_equal_runs() -> None:
     first, again, other = (random_runs(ModelWorld, 60, steps=40, seed=seed) for seed in (3, 3, 4))
-    assert first.summary() == again.summary()
+    assert str(first) == str(again)
     assert (first.branches == again.branches).all()
-    assert first.summary() != other.summary()
+    assert str(first) != str(other)
 
 
 def saved_runs(folder: Path) -> list[Path]:

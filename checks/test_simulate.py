@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvproof.lockstep import environment
+from kvproof.bridge import environment
 from kvproof.simulate.comparison import Cause, compare_runs
 from kvproof.simulate.real import run_on_vllm
 from kvproof.simulate.scaled import run_episodes

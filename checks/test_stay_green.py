@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled
 from kvproof.model.engine import Kind

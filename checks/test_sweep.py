@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kvproof.check.known import known_finding
+from kvproof.checker.known import known_finding
 from kvproof.scopes.cover import pairs_of
 from kvproof.spec.findings import FINDINGS
 from kvproof.sweep.sweep import FULL, QUICK, Sweep, summary_page, sweep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvproof.lockstep import observation
+from kvproof.bridge import observation
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
 from kvproof.trace.actions import Action

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvproof.bridge.export import export_test
 from kvproof.cli.main import main
-from kvproof.lockstep.export import export_test
 from kvproof.model.options import ScopeError
 from kvproof.model.scope import scope_from_dict
 from kvproof.trace.trace import Trace, load, save

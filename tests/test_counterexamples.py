@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvproof.check.minimize import Progress
+from kvproof.checker.minimize import Progress
 from kvproof.evidence import counterexamples as module
 from kvproof.evidence.counterexamples import FOLDER, NotNeeded, find, write
 from kvproof.evidence.matrix import Fall, page, row, table

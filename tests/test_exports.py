@@ -9,8 +9,8 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from kvproof.check.check import check
-from kvproof.check.dot import GraphError, dot, state_graph
+from kvproof.checker.check import check
+from kvproof.checker.dot import GraphError, dot, state_graph
 from kvproof.scopes.named import SCOPES
 from kvproof.trace.itf import itf
 from kvproof.trace.mermaid import mermaid

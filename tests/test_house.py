@@ -19,21 +19,23 @@ PACKAGE = ROOT / "kvproof"
 
 ROOMS = (
     "errors",
+    "shown",
     "native",
     "search",
     "model",
     "scopes",
     "spec",
     "trace",
-    "check",
+    "checker",
     "walks",
     "proof",
     "sweep",
     "evidence",
     "workload",
     "vllm",
-    "lockstep",
+    "bridge",
     "simulate",
+    "api",
     "cli",
 )
 """Ground first: a room imports only itself and rooms before it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvproof.check.known import known_finding, known_hang
+from kvproof.checker.known import known_finding, known_hang
 from kvproof.spec.findings import FINDINGS
 from kvproof.spec.hangs import HANGS
 from kvproof.spec.identity import Cause, Identity, Pattern

@@ -5,9 +5,9 @@ import random
 import msgspec
 import pytest
 
-from kvproof.check import minimize as module
-from kvproof.check.check import check
-from kvproof.check.minimize import Progress, follow, minimize
+from kvproof.checker import minimize as module
+from kvproof.checker.check import check
+from kvproof.checker.minimize import Progress, follow, minimize
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
 from kvproof.model.state import Assertion

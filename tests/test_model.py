@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproof.check.check import check
+from kvproof.checker.check import check
 from kvproof.model.compiled import compile_scope, next_token
 from kvproof.model.rules import Rule
 from kvproof.model.scope import RequestSpec, Scope
@@ -62,7 +62,7 @@ def test_renaming_blocks_hides_no_violation(rule: str) -> None:
 
 def test_the_same_source_runs_as_plain_python_with_the_same_counts() -> None:
     script = (
-        "from kvproof.check.check import check; from kvproof.scopes.named import SCOPES; "
+        "from kvproof.checker.check import check; from kvproof.scopes.named import SCOPES; "
         "r = check(SCOPES['two-equal']).result; print(r.states, r.transitions, r.outcome)"
     )
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}

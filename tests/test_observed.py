@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvproof.lockstep.observed import ObservedWorld
+from kvproof.bridge.observed import ObservedWorld
 from kvproof.scopes.draw import RandomChooser, draw_scope
 from kvproof.walks.worlds import Tally, Violation, draw_code
 from tests.model_twin import ModelTwin

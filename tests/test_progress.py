@@ -9,10 +9,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from kvproof.check.check import Limits
-from kvproof.check.check_progress import check_progress
-from kvproof.check.recorder import Recorder
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.check import Limits
+from kvproof.checker.check_progress import check_progress
+from kvproof.checker.recorder import Recorder
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled
 from kvproof.model.engine import Kind

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 import pytest
 
-from kvproof.lockstep import environment
+from kvproof.bridge import environment
 from kvproof.model.options import REQUIRED, Option, Options, ScopeError, checked, options_of
 from kvproof.model.scope import External, RequestSpec, Scope, load_scope, scope_from_dict
 from kvproof.scopes.cover import Cover

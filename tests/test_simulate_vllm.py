@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.lockstep import environment
+from kvproof.bridge import environment
 from kvproof.model.scope import Scope
 from kvproof.simulate import scaled
 from kvproof.simulate.scaled import run_episodes, scope_of
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_file(tmp_path: Path) -> None
     answers = []
     for file in files:
         command = "from kvproof.cli.main import main; main()"
-        options = ["--horizon", "12", "--depth", "2", "--out", str(file), "--json"]
+        options = ["--horizon", "12", "--depth", "2", "--to", str(file), "--json"]
         done = subprocess.run(
             [sys.executable, "-c", command, "simulate", "multi-turn", *options],
             cwd=ROOT,
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_file(tmp_path: Path) -> None
             text=True,
             check=True,
         )
-        answers.append(json.loads(done.stdout))
+        answers.append(json.loads(done.stdout)["results"])
     assert answers[0] == answers[1]
     assert answers[0]["broken"] is None
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.check.check import Limits
+from kvproof.checker.check import Limits
 from kvproof.model.scope import Scope
 from kvproof.scopes.cover import Constraint, Cover, Pair, pairs_of
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of

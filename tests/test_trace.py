@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvproof.check.check import check
+from kvproof.checker.check import check
+from kvproof.errors import KvproofError
 from kvproof.scopes.named import SCOPES
 from kvproof.trace.render import render
 from kvproof.trace.trace import Trace, TraceError, dumps, load, loads, replay, save
@@ -44,7 +45,7 @@ def test_a_replay_breaks_what_the_trace_names_at_its_last_action(counterexample:
 def test_an_existing_file_is_kept(counterexample: Trace, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("mine", encoding="utf-8")
-    with pytest.raises(TraceError, match="--force"):
+    with pytest.raises(KvproofError, match="--force"):
         save(counterexample, path)
     assert path.read_text(encoding="utf-8") == "mine"
     save(counterexample, path, force=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvproof.lockstep import environment
-from kvproof.lockstep.client import Client, DriverError
+from kvproof.bridge import environment
+from kvproof.bridge.client import Client, DriverError
 from kvproof.model.scope import STOP_TOKEN, scope_from_dict
 from kvproof.vllm import protocol
 

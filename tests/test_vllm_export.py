@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.check.check import check
+from kvproof.bridge.export import export_test
+from kvproof.checker.check import check
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.finding_pages import FOLDER as FINDINGS_FOLDER
-from kvproof.lockstep.export import export_test
 from kvproof.model.rules import Rule
 from kvproof.scopes.named import SCOPES
 from kvproof.trace.trace import Trace, TraceError, load

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from kvproof.bridge.client import Client
+from kvproof.bridge.loops import go_round
+from kvproof.bridge.vllm_replay import expect_moment
 from kvproof.evidence.hang_pages import find_guard, find_hang
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.loops import go_round
-from kvproof.lockstep.vllm_replay import expect_moment
 from kvproof.model.compiled import compile_scope
 from kvproof.model.rules import Rule
 from kvproof.spec.hangs import GUARDS, HANGS

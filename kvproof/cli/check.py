@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from kvproof.check.check import Check, Limits, check
+from kvproof.checker.check import Check, Limits, check
 from kvproof.cli.arguments import (
     MaxMemory,
     MaxSeconds,
@@ -69,17 +69,7 @@ def command(
 
 def _show(done: Check, *, coverage: bool, quiet: bool) -> None:
     result = done.result
-    reason = f" ({result.reason})" if result.reason else ""
-    out.print(
-        titled(
-            done.scope.name,
-            ": ",
-            coloured(result.outcome),
-            f"{reason}  {result.states:,} states, {result.transitions:,} transitions, "
-            f"depth {result.depth}, {result.seconds:.2f} s, {result.states_per_second:,.0f} "
-            f"states/s, {result.bytes_per_state:.0f} bytes a state",
-        )
-    )
+    out.print(titled(done.scope.name, ": ", coloured(done.outcome), done.figures))
     if quiet:
         return
     out.print(

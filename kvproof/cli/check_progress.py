@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvproof.check.check import Limits
-from kvproof.check.check_progress import check_progress
+from kvproof.checker.check import Limits
+from kvproof.checker.check_progress import check_progress
 from kvproof.cli.arguments import (
     MaxMemory,
     MaxSeconds,
@@ -23,7 +23,6 @@ from kvproof.cli.files import check_output
 from kvproof.cli.outcomes import exit_code
 from kvproof.cli.searching import searched
 from kvproof.sweep.progress_report import as_json as report_as_json
-from kvproof.sweep.progress_report import headline
 from kvproof.trace.lasso import render_lasso, save_lasso
 
 EXAMPLES = """
@@ -54,11 +53,11 @@ def command(
     for one in searched(chosen, partial(check_progress, limits=limits, rename=rename)):
         done.append(one)
         if not as_json:
-            out.print(titled(one.scope.name, f": {headline(one)}"))
+            out.print(titled(one.scope.name, f": {one.headline}"))
             for found in () if quiet else one.lassos:
                 out.print(f"\n{render_lasso(found)}")
         if one.lassos and to is not None:
-            save_lasso(one.lassos[0], to)
+            save_lasso(one.lassos[0], to, force=force)
             to = None
     if as_json:
         print_json("check-progress", [report_as_json(one) for one in done])

@@ -7,13 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvproof.check.dot import dot
+from kvproof.bridge.forms import FORMS
+from kvproof.checker.dot import dot
 from kvproof.cli.arguments import find_scope
 from kvproof.cli.console import Force, To, telling_of_compilation
 from kvproof.cli.files import check_output, write_text
-from kvproof.lockstep.export import export_test
-from kvproof.trace.itf import itf
-from kvproof.trace.mermaid import mermaid
 from kvproof.trace.trace import load, passed_over
 
 Form = Literal["pytest", "itf", "mermaid", "dot"]
@@ -42,13 +40,12 @@ def command(
     """Write a trace, or the state graph of its scope, for other tools."""
     check_output("--to", to, force=force)
     with telling_of_compilation():
-        if form == "dot":
-            is_trace = file.endswith(".json")
-            text = dot(load(Path(file)).scope if is_trace else find_scope(file))
+        if form == "dot" and not file.endswith(".json"):
+            text = dot(find_scope(file))
         else:
             trace = load(Path(file))
             passed_over(trace)
-            text = {"pytest": export_test, "itf": itf, "mermaid": mermaid}[form](trace)
+            text = FORMS[form](trace)
     if to is None:
         print(text)
     else:

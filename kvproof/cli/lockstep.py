@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 import typer
 
+from kvproof.bridge.client import Client
+from kvproof.bridge.environment import DEFAULT_VERSION
+from kvproof.bridge.lockstep import Report, lockstep_scope
 from kvproof.cli.arguments import Scopes, Version, find_scope
 from kvproof.cli.console import (
     Json,
@@ -18,11 +21,7 @@ from kvproof.cli.console import (
     titled,
 )
 from kvproof.cli.outcomes import exit_code
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.environment import DEFAULT_VERSION
-from kvproof.lockstep.lockstep import Report, lockstep_scope
 from kvproof.scopes.named import LOCKSTEP
-from kvproof.trace.render import render
 
 EXAMPLES = """
 kvproof lockstep shared-prefix
@@ -56,20 +55,12 @@ def command(
 
 
 def _show(report: Report) -> None:
-    verdict = coloured("equal" if report.difference is None else "DIFFERENT")
-    out.print(
-        titled(
-            report.scope,
-            ": ",
-            verdict,
-            f"  {report.transitions:,} transitions replayed on vLLM {report.version}, "
-            f"{report.seconds:.1f} s",
-        )
-    )
+    verdict = coloured("equal" if report.agrees else "DIFFERENT")
+    out.print(titled(report.scope, ": ", verdict, report.figures))
     if report.difference is not None:
-        out.print(render(report.difference.trace))
-        for field, model, real in report.difference.fields:
-            out.print(f"  {field}\n    model {model}\n    vLLM  {real}")
+        out.print(str(report.difference.trace))
+        for line in report.difference.lines:
+            out.print(line)
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvproof.check.minimize import Progress, minimize
+from kvproof.checker.minimize import Progress, minimize
 from kvproof.cli.console import Force, err, live_line, out, telling_of_compilation
 from kvproof.cli.files import check_output
 from kvproof.cli.outcomes import HOLDS, INTERRUPTED

@@ -13,7 +13,7 @@ from kvproof.cli.console import Json, out, print_json
 from kvproof.cli.outcomes import exit_code
 from kvproof.model.rules import Rule
 from kvproof.proof.proofs import SECONDS, THEOREMS, prove_theorem, prove_without
-from kvproof.proof.report import explain, summary
+from kvproof.proof.report import explain
 
 Seconds = Annotated[float, typer.Option(help="Time limit of each proof.")]
 
@@ -60,7 +60,7 @@ def command(
             done.append(proof)
             if as_json:
                 continue
-            out.print(summary(proof))
+            out.print(str(proof))
             if proof.failure is not None:
                 off = frozenset() if rule is None else frozenset({rule})
                 out.print(explain(proof.failure, THEOREMS[one].small(off)))

@@ -9,6 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from kvproof.bridge.client import Client
+from kvproof.bridge.environment import DEFAULT_VERSION
+from kvproof.bridge.follow import MOST_REQUESTS, Difference, On, opener
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import (
     Force,
@@ -21,9 +24,6 @@ from kvproof.cli.console import (
 )
 from kvproof.cli.files import check_output
 from kvproof.cli.outcomes import VIOLATED, exit_code
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.environment import DEFAULT_VERSION
-from kvproof.lockstep.follow import MOST_REQUESTS, Difference, On, opener
 from kvproof.model.scope import MAX_REQUESTS
 from kvproof.scopes.draw import Size
 from kvproof.trace.render import render
@@ -86,7 +86,7 @@ def command(
     if as_json:
         print_json("random", {**_as_json(done), "seconds": round(seconds, 2)})
     else:
-        out.print(f"{done.summary()}, {seconds:.0f} s")
+        out.print(f"{done}, {seconds:.0f} s")
     raise typer.Exit(exit_code([], interrupted=done.runs < runs))
 
 

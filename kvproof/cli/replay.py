@@ -9,13 +9,13 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 
-from kvproof.check.minimize import with_rules_on
+from kvproof.bridge.client import Client
+from kvproof.bridge.environment import DEFAULT_VERSION
+from kvproof.bridge.loops import go_round
+from kvproof.bridge.vllm_replay import Replay, replay_on_vllm
+from kvproof.checker.minimize import with_rules_on
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import Json, err, out, print_json, telling_of_compilation
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.environment import DEFAULT_VERSION
-from kvproof.lockstep.loops import go_round
-from kvproof.lockstep.vllm_replay import Replay, replay_on_vllm
 from kvproof.trace.lasso import Lasso, is_lasso, load_lasso, render_lasso
 from kvproof.trace.render import render
 from kvproof.trace.trace import Trace, load, passed_over, replay

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from kvproof.check.check import Check
-from kvproof.check.check_progress import ProgressCheck
+from kvproof.checker.check import Check
+from kvproof.checker.check_progress import ProgressCheck
 from kvproof.cli.console import Show, live_line, telling_of_compilation
 from kvproof.model.scope import Scope
 from kvproof.search.explore import Progress

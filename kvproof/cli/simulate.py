@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import (
     Force,
@@ -26,7 +27,6 @@ from kvproof.cli.console import (
 )
 from kvproof.cli.files import write_text
 from kvproof.cli.outcomes import VIOLATED
-from kvproof.lockstep.environment import DEFAULT_VERSION
 from kvproof.simulate import plot as plotting
 from kvproof.simulate import real, report
 from kvproof.simulate.comparison import EXPLAINED, Cause, Comparison, compare_runs

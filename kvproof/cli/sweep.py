@@ -11,7 +11,10 @@ import msgspec
 import typer
 from rich.text import Text
 
-from kvproof.check.known import known_finding
+from kvproof.bridge.client import Client
+from kvproof.bridge.environment import DEFAULT_VERSION
+from kvproof.bridge.vllm_replay import replay_on_vllm
+from kvproof.checker.known import known_finding
 from kvproof.cli.arguments import UsageError, Version
 from kvproof.cli.console import (
     Json,
@@ -25,9 +28,6 @@ from kvproof.cli.console import (
 )
 from kvproof.cli.files import check_page, write_text
 from kvproof.cli.outcomes import exit_code
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.environment import DEFAULT_VERSION
-from kvproof.lockstep.vllm_replay import replay_on_vllm
 from kvproof.sweep.sweep import FULL, QUICK, Sweep, minimal, summary_page, sweep
 from kvproof.trace.render import render
 

@@ -6,15 +6,15 @@ from contextlib import nullcontext
 
 import typer
 
-from kvproof.check.known import known_hang
+from kvproof.bridge.client import Client
+from kvproof.bridge.environment import DEFAULT_VERSION
+from kvproof.bridge.loops import go_round
+from kvproof.checker.known import known_hang
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import Json, To, counted_line, out, print_json, telling_of_compilation
 from kvproof.cli.files import check_page, write_text
 from kvproof.cli.outcomes import exit_code
 from kvproof.cli.sweep import Count, Full, OnVllm, Seed, how_many
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.environment import DEFAULT_VERSION
-from kvproof.lockstep.loops import go_round
 from kvproof.sweep.progress_report import progress_sweep_page, sweep_as_json, sweep_summary
 from kvproof.sweep.progress_sweep import progress_sweep
 

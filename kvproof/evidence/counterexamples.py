@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvproof.check.check import Limits, check
-from kvproof.check.minimize import Progress, minimize
+from kvproof.checker.check import Limits, check
+from kvproof.checker.minimize import Progress, minimize
 from kvproof.errors import KvproofError
 from kvproof.evidence.project import COUNTEREXAMPLES, project
 from kvproof.model.rules import Rule

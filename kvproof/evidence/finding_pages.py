@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvproof.check.check import check
+from kvproof.checker.check import check
 from kvproof.errors import KvproofError
 from kvproof.evidence.project import project
 from kvproof.spec.findings import FINDINGS, Finding, OpenFinding

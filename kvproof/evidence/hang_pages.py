@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvproof.check.check_progress import check_progress
+from kvproof.checker.check_progress import check_progress
 from kvproof.errors import KvproofError
 from kvproof.evidence.finding_pages import account
 from kvproof.evidence.project import project
@@ -48,10 +48,10 @@ def write_hangs(folder: Path | None = None) -> list[Path]:
     folder = folder or project() / FOLDER
     for hang in HANGS:
         paths.append(folder / f"{hang.id}.json")
-        save_lasso(find_hang(hang), paths[-1])
+        save_lasso(find_hang(hang), paths[-1], force=True)
     for guard in GUARDS:
         paths.append(folder / f"{guard.rule.name}.json")
-        save_lasso(find_guard(guard), paths[-1])
+        save_lasso(find_guard(guard), paths[-1], force=True)
     return paths
 
 

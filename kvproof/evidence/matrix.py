@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvproof.check.collect import collect
-from kvproof.check.minimize import prevented
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.collect import collect
+from kvproof.checker.minimize import prevented
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.project import project
 from kvproof.model.rules import Rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from kvproof.check.check import check
+from kvproof.checker.check import check
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.finding_pages import findings_page
 from kvproof.evidence.hang_pages import progress_page

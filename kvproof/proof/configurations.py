@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import z3
 
-from kvproof.check.check import check
+from kvproof.checker.check import check
 from kvproof.model.rules import Rule
 from kvproof.model.scope import RequestSpec, Scope
 from kvproof.proof.relation import Clause, Operation, Relation, Term, Value, every, least, most

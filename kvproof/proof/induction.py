@@ -16,6 +16,7 @@ import z3
 
 from kvproof.proof.relation import Operation, Relation, Term, Value, name_of, read
 from kvproof.proof.unrolling import Path, States, search, small_model
+from kvproof.shown import Shown
 
 Outcome = Literal["holds", "fails", "unknown"]
 Phase = Literal["existence", "initiation", "consecution", "safety"]
@@ -51,7 +52,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Shown):
     """The end of a proof: `obligations` queries were answered in `seconds`."""
 
     relation: str
@@ -60,6 +61,12 @@ class Proof:
     obligations: int
     seconds: float
     failure: Failure | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.relation}: {self.outcome}  {self.obligations:,} obligations, "
+            f"{self.seconds:.1f} s"
+        )
 
 
 class _GivenUp(Exception):

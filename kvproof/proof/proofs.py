@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvproof.check.check import check
+from kvproof.checker.check import check
 from kvproof.model.compiled import Compiled
 from kvproof.model.rules import Rule
 from kvproof.model.scope import RequestSpec, Scope

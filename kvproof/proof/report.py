@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kvproof.proof.configurations import Found
-from kvproof.proof.induction import Counterexample, Failure, Proof
+from kvproof.proof.induction import Counterexample, Failure
 from kvproof.proof.relation import Relation, Value
 from kvproof.proof.unrolling import Path
-
-
-def summary(proof: Proof) -> str:
-    """One line: what came out of a proof, how many obligations it met, and how long it took."""
-    return (
-        f"{proof.relation}: {proof.outcome}  {proof.obligations:,} obligations, "
-        f"{proof.seconds:.1f} s"
-    )
 
 
 def explain(failure: Failure, relation: Relation) -> str:

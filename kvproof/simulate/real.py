@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.environment import DEFAULT_VERSION
+from kvproof.bridge.client import Client
+from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.workload.clock import Broken, Record, Totals
 from kvproof.workload.sessions import Session
 from kvproof.workload.settings import Settings

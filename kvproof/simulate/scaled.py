@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from kvproof.lockstep import observation
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.environment import DEFAULT_VERSION
-from kvproof.lockstep.lockstep import compare, expect
+from kvproof.bridge import observation
+from kvproof.bridge.client import Client
+from kvproof.bridge.environment import DEFAULT_VERSION
+from kvproof.bridge.lockstep import compare, expect
 from kvproof.model import scheduler
 from kvproof.model.compiled import compile_scope, next_token
 from kvproof.model.scope import MAX_BLOCKS, MAX_MODEL_LEN, MAX_REQUESTS, RequestSpec, Scope

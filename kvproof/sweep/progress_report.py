@@ -6,41 +6,13 @@ from typing import Any
 
 import msgspec
 
-from kvproof.check.check import EXIT_CODES
-from kvproof.check.check_progress import ProgressCheck
-from kvproof.check.known import known_hang
+from kvproof.checker.check import EXIT_CODES
+from kvproof.checker.check_progress import ProgressCheck
+from kvproof.checker.known import known_hang
 from kvproof.spec.hangs import Hang
 from kvproof.spec.identity import Identity
 from kvproof.sweep.progress_sweep import MOST, ProgressSweep
-from kvproof.trace.identify import identity_of_lasso
 from kvproof.trace.lasso import Lasso, render_lasso
-
-
-def headline(done: ProgressCheck) -> str:
-    """What came out and what was looked at, in three lines."""
-    result = done.result
-    why = f" ({done.short_because}: progress is not claimed)" if done.short_because else ""
-    broken = "; ".join(map(_told, done.lassos)) or "nothing"
-    if not done.due_states:
-        broken = "nothing, but nothing was due anywhere: this scope says nothing about progress"
-    return "\n".join(
-        (
-            f"progress {done.outcome}{why}  {result.states:,} states, "
-            f"{result.transitions:,} transitions, {result.seconds:.2f} s search, "
-            f"{done.graph_seconds:.2f} s graph, {done.bytes_per_edge:.1f} bytes an edge",
-            f"  work pending in {done.due_states:,} states; {done.cycles:,} cycles of the engine "
-            f"examined, of {done.cycle_states:,} states, {done.fair_cycles:,} of them fair; "
-            f"{done.passes:,} calls pass a waiting request, one at most {done.most_passes} times",
-            f"  broken: {broken}",
-        )
-    )
-
-
-def _told(found: Lasso) -> str:
-    """What a lasso breaks, and the open finding that it is, if it is one."""
-    names = ", ".join(found.broken)
-    hang = None if found.scope.rules_off else known_hang(identity_of_lasso(found))
-    return names if hang is None else f"{names} (docs/progress.md: {hang.id})"
 
 
 def as_json(done: ProgressCheck) -> dict[str, Any]:

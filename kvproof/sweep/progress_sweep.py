@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from kvproof.check.check import Limits
-from kvproof.check.check_progress import ProgressCheck, check_progress
+from kvproof.checker.check import Limits
+from kvproof.checker.check_progress import ProgressCheck, check_progress
 from kvproof.scopes.cover import Cover
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.spec.identity import Identity

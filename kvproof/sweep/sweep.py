@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from kvproof.check.check import Limits
-from kvproof.check.collect import collect
-from kvproof.check.known import known_finding
-from kvproof.check.minimize import minimize
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.check import Limits
+from kvproof.checker.collect import collect
+from kvproof.checker.known import known_finding
+from kvproof.checker.minimize import minimize
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.options import ScopeError
 from kvproof.native.jit import source_key
 from kvproof.scopes.cover import Cover, Row, pairs_of

@@ -13,6 +13,16 @@ class FileNotWritten(KvproofError, OSError):
     """A file that could not be written; what stood there before is untouched."""
 
 
+class FileKept(KvproofError, FileExistsError):
+    """A file that exists and is not to be replaced."""
+
+
+def keep_existing(path: Path, *, force: bool) -> None:
+    """Raise FileKept for a file that is there already, unless `force`."""
+    if path.exists() and not force:
+        raise FileKept(f"{path} exists; give --force (force=True) to overwrite it")
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file by way of another one beside it, so that no half of it is ever seen.
 

@@ -9,10 +9,11 @@ import msgspec
 from kvproof import __version__
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
+from kvproof.shown import Shown
 from kvproof.spec.progress import Property
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import enabled_codes, name_action
-from kvproof.trace.files import write_bytes
+from kvproof.trace.files import keep_existing, write_bytes
 from kvproof.trace.render import changes, scope_lines
 from kvproof.trace.trace import (
     Trace,
@@ -32,7 +33,7 @@ VERSION = 1
 _MOST_ROUNDS = 1000
 
 
-class Lasso(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Lasso(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run that breaks progress properties: after `stem` the actions of `loop` recur for ever.
 
     The state after the loop is the one before it, block numbers included. Without a loop the stem
@@ -59,6 +60,9 @@ class Lasso(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         needs_loop = {Property.NothingStuck.name, Property.NoPreemptionCycle.name}
         if not self.loop and needs_loop.intersection(self.broken):
             raise TraceError(f"loop is empty: {', '.join(self.broken)} needs one")
+
+    def __str__(self) -> str:
+        return render_lasso(self)
 
     def rounds(self, count: int) -> Trace:
         """The run that takes the loop `count` times, as a trace."""
@@ -133,8 +137,9 @@ def render_lasso(found: Lasso) -> str:
     return "\n".join(lines) + "\n"
 
 
-def save_lasso(found: Lasso, path: Path) -> None:
-    """Write a lasso as JSON, one action a line."""
+def save_lasso(found: Lasso, path: Path, *, force: bool = False) -> None:
+    """Write a lasso as JSON, one action a line; an existing file is kept unless `force`."""
+    keep_existing(path, force=force)
     write_bytes(path, encode(found, "stem", "loop"))
 
 

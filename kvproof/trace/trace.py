@@ -19,11 +19,12 @@ from kvproof.model.options import ScopeError
 from kvproof.model.scope import Scope, scope_from_dict
 from kvproof.model.state import Branch
 from kvproof.native.record import Record
+from kvproof.shown import Shown
 from kvproof.spec import masks
 from kvproof.trace.action_kinds import ACTION_KINDS
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import code_of, enabled_calls, name_action
-from kvproof.trace.files import write_bytes
+from kvproof.trace.files import keep_existing, write_bytes
 
 FORMAT = "kvproof trace"
 VERSION = 1
@@ -35,7 +36,7 @@ class TraceError(KvproofError, ValueError):
     """A trace that cannot be used: says what is wrong and where."""
 
 
-class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Trace(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run of a scope: after the last action the named invariants are broken (none: a plain run).
 
     The rules that are off are the scope's.
@@ -47,6 +48,11 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = FORMAT
     version: int = VERSION
     tool: str = __version__
+
+    def __str__(self) -> str:
+        from kvproof.trace.render import render
+
+        return render(self)
 
     def __post_init__(self) -> None:
         for name in self.broken:
@@ -70,6 +76,22 @@ class Moment:
     after: Record
     report: Record
     broken: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run(Shown):
+    """A trace taken on the model again: its moments, one an action."""
+
+    trace: Trace
+    moments: tuple[Moment, ...]
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The invariants that fall anywhere in the run."""
+        return tuple(sorted({name for moment in self.moments for name in moment.broken}))
+
+    def __str__(self) -> str:
+        return str(self.trace)
 
 
 def branches_taken(moments: Sequence[Moment], *beginnings: str) -> tuple[str, ...]:
@@ -175,8 +197,7 @@ def encode(content: msgspec.Struct, *lists: str) -> bytes:
 
 def save(trace: Trace, path: Path, *, force: bool = False) -> None:
     """Write a trace; an existing file is kept unless `force`."""
-    if path.exists() and not force:
-        raise TraceError(f"{path} exists; give --force to overwrite it")
+    keep_existing(path, force=force)
     write_bytes(path, dumps(trace))
 
 

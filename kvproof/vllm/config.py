@@ -1,6 +1,6 @@
 """The configuration of vLLM's scheduler without a model, for the driver and for exported tests.
 
-kvproof/lockstep/export.py copies what is here into the tests that it writes.
+kvproof/bridge/export.py copies what is here into the tests that it writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What an exported test is made of: vLLM's real scheduler, and what must hold of its objects.
 
-kvproof/lockstep/export.py copies the definitions that a trace needs into a file of its own, which
+kvproof/bridge/export.py copies the definitions that a trace needs into a file of its own, which
 imports vLLM and nothing else. `SCOPE` is there a dictionary of plain values.
 """
 

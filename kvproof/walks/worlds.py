@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.check.known import known_finding
-from kvproof.check.minimize import minimize, prevented
+from kvproof.checker.known import known_finding
+from kvproof.checker.minimize import minimize, prevented
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.engine import Kind
@@ -22,6 +22,7 @@ from kvproof.model.scope import Scope
 from kvproof.model.state import Branch
 from kvproof.native.record import Record
 from kvproof.scopes.draw import Chooser
+from kvproof.shown import Shown
 from kvproof.trace.codes import enabled_calls, kind_of
 from kvproof.trace.identify import identity_of
 from kvproof.trace.trace import Trace, from_codes
@@ -39,7 +40,7 @@ class Violation(AssertionError):
 
 
 @dataclass
-class Tally:
+class Tally(Shown):
     """What random runs did: runs, actions by kind, branches taken, open findings met, peaks."""
 
     runs: int = 0
@@ -63,8 +64,7 @@ class Tally:
             **{name: int(peak) for name, peak in zip(PEAKS, self.peaks, strict=True)},
         }
 
-    def summary(self) -> str:
-        """In a line."""
+    def __str__(self) -> str:
         most = ", ".join(f"{name} {value:,}" for name, value in self.targets().items())
         found = ", ".join(f"{name} {times:,}" for name, times in self.findings.most_common())
         return (

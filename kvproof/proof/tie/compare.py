@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled
 from kvproof.model.scope import Scope

@@ -16,9 +16,9 @@ from pprint import pformat
 from typing import Any
 
 from kvproof import __version__
-from kvproof.check.minimize import with_rules_on
-from kvproof.lockstep import observation
-from kvproof.lockstep.environment import DEFAULT_VERSION
+from kvproof.bridge import observation
+from kvproof.bridge.environment import DEFAULT_VERSION
+from kvproof.checker.minimize import with_rules_on
 from kvproof.model import scheduler
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.engine import Kind

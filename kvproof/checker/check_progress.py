@@ -15,16 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.check.check import Limits
-from kvproof.check.recorder import Recorder
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.check import Limits
+from kvproof.checker.known import known_hang
+from kvproof.checker.recorder import Recorder
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.scope import Scope
 from kvproof.search.explore import Outcome, Progress, Result, explore
 from kvproof.search.graph import Cycle, Cycles, Graph, most_counted
+from kvproof.shown import Shown
 from kvproof.spec import progress
 from kvproof.spec.masks import Id
 from kvproof.spec.progress import Property
 from kvproof.spec.progress_labels import ENGINE, MOVES, PREEMPTS, STEP
+from kvproof.trace.identify import identity_of_lasso
 from kvproof.trace.lasso import Lasso, lasso
 from kvproof.trace.trace import dumps
 
@@ -32,7 +35,7 @@ Masks = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
-class ProgressCheck:
+class ProgressCheck(Shown):
     """What a progress check found and what it looked at.
 
     `lassos` has one of shortest stem for each property that is broken, but for BoundedOvertaking,
@@ -55,6 +58,30 @@ class ProgressCheck:
     most_passes: int
     graph_bytes: int
     graph_seconds: float
+
+    @property
+    def headline(self) -> str:
+        """What came out and what was looked at, in three lines."""
+        result = self.result
+        why = f" ({self.short_because}: progress is not claimed)" if self.short_because else ""
+        broken = "; ".join(map(_told, self.lassos)) or "nothing"
+        if not self.due_states:
+            broken = "nothing, but nothing was due anywhere: this scope says nothing about progress"
+        return "\n".join(
+            (
+                f"progress {self.outcome}{why}  {result.states:,} states, "
+                f"{result.transitions:,} transitions, {result.seconds:.2f} s search, "
+                f"{self.graph_seconds:.2f} s graph, {self.bytes_per_edge:.1f} bytes an edge",
+                f"  work pending in {self.due_states:,} states; {self.cycles:,} cycles of the "
+                f"engine examined, of {self.cycle_states:,} states, {self.fair_cycles:,} of them "
+                f"fair; {self.passes:,} calls pass a waiting request, one at most "
+                f"{self.most_passes} times",
+                f"  broken: {broken}",
+            )
+        )
+
+    def __str__(self) -> str:
+        return "\n\n".join([f"{self.scope.name}: {self.headline}", *map(str, self.lassos)])
 
     @property
     def outcome(self) -> Outcome:
@@ -81,6 +108,13 @@ class ProgressCheck:
     def bytes_per_edge(self) -> float:
         """Memory of the graph, what is kept for each state included, by transitions."""
         return self.graph_bytes / max(self.result.transitions, 1)
+
+
+def _told(found: Lasso) -> str:
+    """What a lasso breaks, and the open finding that it is, if it is one."""
+    names = ", ".join(found.broken)
+    hang = None if found.scope.rules_off else known_hang(identity_of_lasso(found))
+    return names if hang is None else f"{names} (docs/progress.md: {hang.id})"
 
 
 def check_progress(

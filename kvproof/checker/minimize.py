@@ -9,9 +9,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from kvproof.check.check import Limits, check
-from kvproof.check.collect import collect
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.check import Limits, check
+from kvproof.checker.collect import collect
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.bounds import max_actions
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.check.scheduler_system import SchedulerSystem
-from kvproof.lockstep import observation
-from kvproof.lockstep.client import Client
+from kvproof.bridge import observation
+from kvproof.bridge.client import Client
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.scope import Scope
 from kvproof.native.record import Record
 from kvproof.search.explore import Result, explore
+from kvproof.shown import Shown
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import enabled_codes, name_action
 from kvproof.trace.trace import Trace, from_codes
@@ -46,9 +47,16 @@ class Difference:
         """The run as a trace."""
         return from_codes(self.scope, self.codes)
 
+    @property
+    def lines(self) -> list[str]:
+        """Each field that differs, with both values."""
+        return [
+            f"  {field}\n    model {model}\n    vLLM  {real}" for field, model, real in self.fields
+        ]
+
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """What a lockstep compared; `difference` is the shortest one found, None if all was equal."""
 
     scope: str
@@ -58,6 +66,25 @@ class Report:
     seconds: float
     differences: int
     difference: Difference | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether everything observable was equal after every transition."""
+        return self.difference is None
+
+    @property
+    def figures(self) -> str:
+        """What was compared, in words."""
+        return (
+            f"  {self.transitions:,} transitions replayed on vLLM {self.version}, "
+            f"{self.seconds:.1f} s"
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{self.scope}: {'equal' if self.agrees else 'DIFFERENT'}{self.figures}"]
+        if self.difference is not None:
+            lines += ["", str(self.difference.trace), *self.difference.lines]
+        return "\n".join(lines)
 
 
 @dataclass

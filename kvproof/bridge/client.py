@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from kvproof.bridge import environment
 from kvproof.errors import KvproofError
-from kvproof.lockstep import environment
 from kvproof.vllm import protocol
 
 _PACKAGES = Path(__file__).resolve().parents[2]

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvproof.lockstep import observation
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.lockstep import Expected, compare, expect
+from kvproof.bridge import observation
+from kvproof.bridge.client import Client
+from kvproof.bridge.lockstep import Expected, compare, expect
 from kvproof.model.compiled import Compiled, compile_scope
+from kvproof.shown import Shown
 from kvproof.trace.trace import Moment, Trace, TraceError, replay
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Shown):
     """What vLLM did: the first action that differs (0: none) with its fields, and what it raised.
 
     `error` is [exception, message, place] where the last action raised, as the model says.
@@ -23,6 +24,13 @@ class Replay:
     fields: tuple[tuple[str, Any, Any], ...]
     error: tuple[str, ...] | None
     moments: tuple[Moment, ...]
+
+    def __str__(self) -> str:
+        if self.agrees:
+            raised = f" ({self.error[0]} in {self.error[2]})" if self.error else ""
+            return f"{len(self.moments)} actions, each as on the model{raised}"
+        fields = "; ".join(f"{name}: model {a}, vLLM {b}" for name, a, b in self.fields)
+        return f"differs from the model at action {self.differs_at}: {fields}"
 
     @property
     def agrees(self) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from kvproof.lockstep import observation
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.lockstep import Expected, compare, expect
-from kvproof.lockstep.observed import ObservedWorld, RealClasses
+from kvproof.bridge import observation
+from kvproof.bridge.client import Client
+from kvproof.bridge.lockstep import Expected, compare, expect
+from kvproof.bridge.observed import ObservedWorld, RealClasses
 from kvproof.model import engine
 from kvproof.model.engine import Kind
 from kvproof.model.scope import Scope

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.check.expand import check_rows, expand
+from kvproof.checker.expand import check_rows, expand
 from kvproof.model import engine
 from kvproof.model.bounds import max_actions
 from kvproof.model.compiled import Compiled, compile_scope

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.scope import Scope
 from kvproof.search.explore import Outcome, Progress, Result, explore
+from kvproof.shown import Shown
 from kvproof.spec.masks import Id
 from kvproof.trace.trace import Trace, from_codes
 
@@ -24,7 +25,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Shown):
     """The result of a search with its coverage: transitions by action, branch and invariant."""
 
     scope: Scope
@@ -32,6 +33,27 @@ class Check:
     actions: Mapping[str, int]
     branches: Mapping[str, int]
     tested: Mapping[str, int]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether every invariant holds, one is violated, or the search ended bounded."""
+        return self.result.outcome
+
+    @property
+    def figures(self) -> str:
+        """How the search ended and what it looked at, in a line."""
+        result = self.result
+        return (
+            f"{f' ({result.reason})' if result.reason else ''}  {result.states:,} states, "
+            f"{result.transitions:,} transitions, depth {result.depth}, {result.seconds:.2f} s, "
+            f"{result.states_per_second:,.0f} states/s, {result.bytes_per_state:.0f} bytes a state"
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{self.scope.name}: {self.outcome}{self.figures}"]
+        if self.trace is not None:
+            lines += [f"broken: {', '.join(self.trace.broken)}", "", str(self.trace)]
+        return "\n".join(lines)
 
     @property
     def trace(self) -> Trace | None:

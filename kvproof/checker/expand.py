@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvproof.check.symmetry import rename_blocks
+from kvproof.checker.symmetry import rename_blocks
 from kvproof.model import engine
 from kvproof.native.jit import kernel
 from kvproof.native.record import at

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvproof.lockstep import observation
-from kvproof.lockstep.client import Client
+from kvproof.bridge import observation
+from kvproof.bridge.client import Client
 from kvproof.model import connector, device, engine, scheduler
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.engine import Kind

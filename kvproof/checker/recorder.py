@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvproof.check.expand import look_at_states, look_at_steps
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.expand import look_at_states, look_at_steps
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.search.explore import Chunk
 from kvproof.search.graph import Column, Graph
 from kvproof.spec.progress_labels import PASSES

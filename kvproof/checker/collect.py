@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
 from kvproof.search.explore import Progress, Result, explore
 from kvproof.search.system import Successors, Words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from kvproof.check.scheduler_system import SchedulerSystem
+from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.errors import KvproofError
 from kvproof.model.scope import Scope
 from kvproof.model.state import Status

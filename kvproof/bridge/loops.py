@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvproof.lockstep import observation
-from kvproof.lockstep.client import Client
-from kvproof.lockstep.lockstep import compare
-from kvproof.lockstep.vllm_replay import expect_moment
+from kvproof.bridge import observation
+from kvproof.bridge.client import Client
+from kvproof.bridge.lockstep import compare
+from kvproof.bridge.vllm_replay import expect_moment
 from kvproof.model.compiled import compile_scope
 from kvproof.spec.progress import Property
 from kvproof.trace.lasso import Lasso
