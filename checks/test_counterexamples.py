@@ -12,7 +12,8 @@ from kvproof.checker.check import check
 from kvproof.checker.minimize import follow
 from kvproof.evidence.counterexamples import FOLDER, page
 from kvproof.model.rules import Rule
-from kvproof.spec.rule_scopes import PAST
+from kvproof.spec.masks import Id
+from kvproof.spec.rules import INFO
 from kvproof.trace.trace import Trace, load, replay
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,7 @@ def test_without_the_rule_the_named_invariants_fall_at_the_last_action(
     assert trace.broken
     assert set(trace.broken) <= set(last.broken)
     for moment in earlier:
-        assert {identity.name for identity in PAST.get(rule, ())} >= set(moment.broken)
+        assert set(INFO[rule.name].past) >= set(moment.broken)
     scope = trace.scope
     measured(
         f"rule off   {rule.name:<33} {', '.join(trace.broken)}: {len(trace.actions)} actions, "
@@ -54,7 +55,7 @@ def test_with_the_rule_the_same_actions_break_nothing(rule: Rule) -> None:
 @each
 def test_a_search_of_the_scope_finds_no_shorter_run(rule: Rule) -> None:
     trace = recorded(rule)
-    found = check(trace.scope, ignore=frozenset(PAST.get(rule, ()))).trace
+    found = check(trace.scope, ignore=frozenset(map(Id.__getitem__, INFO[rule.name].past))).trace
     assert found is not None
     assert found.broken == trace.broken
     assert len(found.actions) == len(trace.actions)

@@ -14,7 +14,7 @@ from kvproof.scopes.cuts import weight
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.invariants import INVARIANTS
 from kvproof.spec.masks import Id
-from kvproof.spec.rule_scopes import SEEDS
+from kvproof.spec.rules import INFO
 from kvproof.trace.trace import load
 
 ROOT = Path(__file__).parent.parent
@@ -56,8 +56,9 @@ def test_no_scope_that_is_as_simple_shows_the_fall_sooner_than_the_counterexampl
     for rule, row in rows.items():
         trace = load(ROOT / FOLDER / f"{rule.name}.json")
         scopes = {**SCOPES, trace.scope.name: trace.scope}
-        if rule in SEEDS:
-            scopes[SEEDS[rule].name] = SEEDS[rule]
+        seed = INFO[rule.name].seed
+        if seed is not None:
+            scopes[seed.name] = seed
         for identity in (Id[name] for name in trace.broken):
             fall = row[identity]
             assert fall.actions <= len(trace.actions)

@@ -1,4 +1,7 @@
-"""Names of the rules: the guards that vLLM has, each on unless a scope switches it off."""
+"""Numbers of the rules: the guards that vLLM has, on unless a scope switches it off.
+
+Made by `kvproof docs` from the table in spec/rules.py, which says what each requires.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from kvproof.scopes.named import SCOPES
 from kvproof.spec.findings import FINDINGS, OpenFinding
 from kvproof.spec.identity import Cause, Pattern
 from kvproof.spec.progress import Property
-from kvproof.spec.rule_scopes import SEEDS
+from kvproof.spec.rules import INFO
 
 _R = RequestSpec
 _E = External
@@ -256,6 +256,10 @@ HANGS = (
 """The first one that explains an identity is taken."""
 
 
+_SPEC_STEP_SEED = INFO["reserve_spec_step_for_loads"].seed
+assert _SPEC_STEP_SEED is not None
+
+
 @dataclass(frozen=True)
 class Guard:
     """A rule that guards against hanging: without it the property falls in the scope."""
@@ -269,7 +273,7 @@ GUARDS = (
     Guard(Rule.reserve_for_inflight_prefills, SCOPES["two-loads"], Property.NothingStuck),
     Guard(
         Rule.reserve_spec_step_for_loads,
-        SEEDS[Rule.reserve_spec_step_for_loads],
+        _SPEC_STEP_SEED,
         Property.NothingStuck,
     ),
     Guard(Rule.drain_block_holders_first, SCOPES["two-loads"], Property.NothingStuck),

@@ -1,4 +1,7 @@
-"""The invariants by number, and all of them asked at once of a state and of a step."""
+"""The invariants by number, and all of them asked at once of a state and of a step.
+
+Made by `kvproof docs` from the table in spec/invariants.py.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,8 @@ def _note(e, which, verdict):
 @kernel
 def check_state(s, c, e):
     """Mask of the state invariants that the state breaks; bit i is Id(i)."""
-    broken = _note(e, Id.BlockConservation, state_invariants.block_conservation(s, c, e))
+    broken = 0
+    broken |= _note(e, Id.BlockConservation, state_invariants.block_conservation(s, c, e))
     broken |= _note(e, Id.PublishedSound, state_invariants.published_sound(s, c, e))
     broken |= _note(e, Id.ReadsCorrect, state_invariants.reads_correct(s, c, e))
     broken |= _note(e, Id.NoReuseInFlight, state_invariants.no_reuse_in_flight(s, c, e))
@@ -70,7 +74,8 @@ def check_state(s, c, e):
 def check_step(before, s, c, e, action):
     """Mask of the step invariants that an action breaks; bit i is Id(i)."""
     kind = engine.kind_of(action)
-    broken = _note(e, Id.BudgetRespected, step_invariants.budget_respected(before, s, c, e, kind))
+    broken = 0
+    broken |= _note(e, Id.BudgetRespected, step_invariants.budget_respected(before, s, c, e, kind))
     broken |= _note(e, Id.ScheduleSet, step_invariants.schedule_set(before, s, c, e, kind))
     broken |= _note(e, Id.VictimFreeable, step_invariants.victim_freeable(before, s, c, e, kind))
     broken |= _note(e, Id.VictimIsLowest, step_invariants.victim_is_lowest(before, s, c, e, kind))

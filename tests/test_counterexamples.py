@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvproof.evidence.matrix import Fall, page, row, table
 from kvproof.model.rules import Rule
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.masks import Id
-from kvproof.spec.rule_scopes import SEEDS
+from kvproof.spec.rules import INFO
 from kvproof.trace.trace import TraceError
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +46,8 @@ def test_an_interrupted_search_records_nothing(
 def test_a_rule_that_nothing_misses_and_one_that_is_none_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SEEDS, Rule.hold_blocks_until_sent, SCOPES["two-equal"])
+    name = Rule.hold_blocks_until_sent.name
+    monkeypatch.setitem(INFO, name, replace(INFO[name], seed=SCOPES["two-equal"]))
     with pytest.raises(NotNeeded, match="hold_blocks_until_sent"):
         find(Rule.hold_blocks_until_sent)
     with pytest.raises(TraceError, match="'no_rule'"):

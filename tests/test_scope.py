@@ -21,7 +21,7 @@ from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.scopes.values import EXTERNAL_VALUES, REQUEST_VALUES, SCOPE_VALUES
 from kvproof.spec.findings import FINDINGS
 from kvproof.spec.hangs import GUARDS, HANGS
-from kvproof.spec.rule_scopes import SEEDS
+from kvproof.spec.rules import RULES
 from kvproof.trace.render import scope_lines
 from kvproof.trace.trace import Trace, TraceError, dumps, load
 from tests.scope_text import scope_from_lines
@@ -196,7 +196,7 @@ def printed() -> list[Scope]:
         *SCOPES.values(),
         *(one.scope for one in (*FINDINGS, *HANGS)),
         *(guard.scope.with_rules_off(guard.rule.name) for guard in GUARDS),
-        *SEEDS.values(),
+        *(info.seed for info in RULES if info.seed is not None),
         *(scope_of(*one) for one in enumerate(islice(Cover(PARAMETERS, CONSTRAINTS).rows(), 120))),
         *(draw_scope(RandomChooser(k), size) for size in get_args(Size) for k in range(50)),
     ]

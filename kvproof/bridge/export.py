@@ -43,7 +43,8 @@ def export_test(trace: Trace) -> str:
     TraceError for a trace that is not as it says, or of which nothing shows on real objects.
     """
     known = _definitions()
-    names = [name for name in map(_snake, trace.broken) if name in known]
+    kernels = {one.name: one.kernel_name for one in INVARIANTS}
+    names = [name for name in map(kernels.__getitem__, trace.broken) if name in known]
     run = _guarded(trace) if trace.scope.rules_off else trace
     moments = list(replay(run))
     fails = bool(trace.broken) and not trace.scope.rules_off
@@ -92,13 +93,9 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_") or "trace"
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
-
-
 def _docstring(trace: Trace) -> str:
     scope = trace.scope
-    statements = {i.id.name: i.statement for i in INVARIANTS}
+    statements = {i.name: i.statement for i in INVARIANTS}
     if scope.rules_off:
         says = f"Passes on vLLM {DEFAULT_VERSION}; without {', '.join(scope.rules_off)} it fails:"
     elif trace.broken:
@@ -159,7 +156,7 @@ def _imports(known: dict[str, str], connector: bool) -> Iterator[str]:
 
 def _parts(known: dict[str, str], names: list[str], connector: bool) -> Iterator[str]:
     """The definitions in the order of their files: all of the engine, the invariants asked for."""
-    invariants = {_snake(invariant.id.name) for invariant in INVARIANTS}
+    invariants = {invariant.kernel_name for invariant in INVARIANTS}
     for name, source in known.items():
         if " line " in name and "SCOPE: " not in source and '"""' not in source:
             yield source

@@ -23,6 +23,7 @@ from kvproof.model.state import Branch, Load, Phase, Status
 from kvproof.native.record import Record
 from kvproof.scopes.draw import RandomChooser
 from kvproof.spec import masks, step_invariants
+from kvproof.spec.invariants import INVARIANTS
 from kvproof.spec.masks import Id
 from kvproof.spec.verdicts import BROKEN
 from kvproof.trace.actions import Action
@@ -34,14 +35,9 @@ from kvproof.walks.worlds import Tally, Violation, draw_code, settle
 Prefix = tuple[str, tuple[int, ...]]
 
 _SEEN_IN_STEPS: dict[Id, Callable[..., int]] = {
-    Id.WrittenSlotsOwned: step_invariants.written_slots_owned,
-    Id.LeastRecentlyFreed: step_invariants.least_recently_freed,
-    Id.BudgetRespected: step_invariants.budget_respected,
-    Id.ScheduleSet: step_invariants.schedule_set,
-    Id.ResetSound: step_invariants.reset_sound,
-    Id.NoWastedStep: step_invariants.no_wasted_step,
-    Id.NoStall: step_invariants.no_stall,
-    Id.HandOver: step_invariants.hand_over,
+    one.id: getattr(step_invariants, one.kernel_name)
+    for one in INVARIANTS
+    if one.kind == "step" and one.observed
 }
 """Step invariants that need no more than two observations and the step's output."""
 

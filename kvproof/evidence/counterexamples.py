@@ -16,8 +16,8 @@ from kvproof.model.scope import Scope
 from kvproof.scopes.cuts import measure, weight
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.invariants import INVARIANTS
-from kvproof.spec.rule_scopes import ACCOUNTS, PAST, SEEDS
-from kvproof.spec.rules import RULES
+from kvproof.spec.masks import Id
+from kvproof.spec.rules import INFO
 from kvproof.trace.files import write_bytes
 from kvproof.trace.mermaid import mermaid
 from kvproof.trace.render import render
@@ -47,7 +47,7 @@ def find(rule: Rule) -> Trace:
 
 
 def _minimal_runs(rule: Rule) -> Iterator[Trace]:
-    past = frozenset(PAST.get(rule, ()))
+    past = frozenset(map(Id.__getitem__, INFO[rule.name].past))
     meant = _meant(rule)
     for scope in _scopes(rule):
         off = scope.with_rules_off(rule.name)
@@ -68,12 +68,13 @@ def _whole_only(progress: Progress) -> None:
 
 
 def _scopes(rule: Rule) -> Iterable[Scope]:
-    return (SEEDS[rule],) if rule in SEEDS else SCOPES.values()
+    seed = INFO[rule.name].seed
+    return SCOPES.values() if seed is None else (seed,)
 
 
 def _meant(rule: Rule) -> frozenset[str]:
     """Names of the invariants of which the registry says that they fall without the rule."""
-    return frozenset(i.id.name for i in INVARIANTS if rule in i.broken_by)
+    return frozenset(INFO[rule.name].breaks)
 
 
 def _size(rule: Rule, trace: Trace) -> tuple[object, ...]:
@@ -83,7 +84,7 @@ def _size(rule: Rule, trace: Trace) -> tuple[object, ...]:
 
 def page(rule: Rule, trace: Trace) -> str:
     """The counterexample in words: the rule, what falls and why, the run, and its sequence."""
-    info = next(info for info in RULES if info.rule == rule)
+    info = INFO[rule.name]
     statements = [
         f"- `{invariant.id.name}`: {invariant.statement}"
         for invariant in INVARIANTS
@@ -97,7 +98,7 @@ def page(rule: Rule, trace: Trace) -> str:
             f"Without this rule {len(trace.actions)} actions break:\n",
             *statements,
             "",
-            f"{ACCOUNTS[rule]}\n",
+            f"{info.account}\n",
             "## Run\n",
             f"`kvproof replay counterexamples/{rule.name}.json` shows it too.\n",
             "```",

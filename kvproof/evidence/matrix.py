@@ -20,7 +20,7 @@ from kvproof.model.rules import Rule
 from kvproof.model.scope import Scope
 from kvproof.scopes.named import SCOPES
 from kvproof.spec.masks import Id
-from kvproof.spec.rule_scopes import PAST, SEEDS
+from kvproof.spec.rules import INFO
 from kvproof.trace.trace import load
 
 STATES = 50_000
@@ -47,7 +47,8 @@ def row(rule: Rule, folder: Path | None = None) -> Row:
     """
     found: dict[Id, Fall] = {}
     for scope in _scopes(rule, folder or project() / FOLDER):
-        for past in dict.fromkeys((frozenset[Id](), frozenset(PAST.get(rule, ())))):
+        passed = frozenset(map(Id.__getitem__, INFO[rule.name].past))
+        for past in dict.fromkeys((frozenset[Id](), passed)):
             result, traces = collect(SchedulerSystem(scope, ignore=past), max_states=STATES)
             if result.reason == "interrupted":
                 raise KeyboardInterrupt
@@ -64,7 +65,8 @@ def row(rule: Rule, folder: Path | None = None) -> Row:
 
 def _scopes(rule: Rule, folder: Path) -> Iterator[Scope]:
     yield load(folder / f"{rule.name}.json").scope
-    for scope in (*([SEEDS[rule]] if rule in SEEDS else []), *SCOPES.values()):
+    seed = INFO[rule.name].seed
+    for scope in (*([] if seed is None else [seed]), *SCOPES.values()):
         yield scope.with_rules_off(rule.name)
 
 
@@ -111,7 +113,7 @@ def page(rows: Mapping[Rule, Row]) -> str:
         f"(to its end, or to {STATES:,} states). A number is the length of the shortest run found "
         "to the fall of that invariant; with the rule on the same actions break nothing. A run "
         "ends with the first fall; in parentheses where it goes past an invariant that falls "
-        "earlier and says less (`PAST` in `spec/rule_scopes.py`). A number below the length of the "
+        "earlier and says less (`past` in `spec/rules.py`). A number below the length of the "
         "rule's counterexample belongs to a scope with more requests, steps in flight or drafts.\n",
         *(f"{identity + 1}. `{identity.name}`" for identity in Id),
         "",

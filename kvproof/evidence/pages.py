@@ -13,8 +13,8 @@ from kvproof.evidence.project import project
 from kvproof.proof.page import proofs_page
 from kvproof.scopes import reference
 from kvproof.spec.invariants import INVARIANTS
+from kvproof.spec.masks import Id
 from kvproof.spec.reports import NOT_MODELLED
-from kvproof.spec.rule_scopes import PAST
 from kvproof.spec.rules import RULES
 from kvproof.trace.files import write_bytes
 from kvproof.trace.trace import load
@@ -62,7 +62,7 @@ def rules_page() -> str:
     for info in RULES:
         name = info.rule.name
         trace = load(project() / FOLDER / f"{name}.json")
-        states = check(trace.scope, ignore=frozenset(PAST.get(info.rule, ()))).result.states
+        states = check(trace.scope, ignore=frozenset(map(Id.__getitem__, info.past))).result.states
         lines.append(
             f"| [`{name}`](../{FOLDER}/{name}.md) | {info.requires} | {info.where} "
             f"| {', '.join(info.reports)} | {', '.join(f'`{i}`' for i in trace.broken)} "

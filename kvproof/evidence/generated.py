@@ -1,0 +1,115 @@
+"""The modules that are made from the tables of spec/: numbers of rules, numbers and masks of
+invariants.
+
+The tables name their entries by text, so that an entry comes first and its number after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvproof.spec.invariants import INVARIANTS, Invariant
+from kvproof.spec.rules import RULES
+from kvproof.trace.files import write_bytes
+
+_WIDTH = 100
+# Put together here: a module with this text would be taken for one that has kernels.
+_KERNEL = "@" + "kernel"
+
+
+def rules_module() -> str:
+    """model/rules.py."""
+    members = "\n".join(f"    {info.name} = {number}" for number, info in enumerate(RULES))
+    return f'''"""Numbers of the rules: the guards that vLLM has, on unless a scope switches it off.
+
+Made by `kvproof docs` from the table in spec/rules.py, which says what each requires.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Rule(IntEnum):
+    """One guard of vLLM; the value is its place in the compiled scope's `rules`."""
+
+{members}
+'''
+
+
+def masks_module() -> str:
+    """spec/masks.py."""
+    members = "\n".join(f"    {one.name} = {number}" for number, one in enumerate(INVARIANTS))
+    return f'''"""The invariants by number, and all of them asked at once of a state and of a step.
+
+Made by `kvproof docs` from the table in spec/invariants.py.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from kvproof.model import engine
+from kvproof.native.jit import kernel
+from kvproof.spec import state_invariants, step_invariants
+from kvproof.spec.verdicts import BROKEN, VACUOUS
+
+
+class Id(IntEnum):
+    """The invariants by name; the value is the invariant's bit in a mask of broken ones."""
+
+{members}
+
+
+{_KERNEL}
+def _note(e, which, verdict):
+    """Count the test and give the invariant's bit if it is broken."""
+    if verdict != VACUOUS:
+        e.tested[which] += 1
+    return (1 << which) if verdict == BROKEN else 0
+
+
+{_KERNEL}
+def check_state(s, c, e):
+    """Mask of the state invariants that the state breaks; bit i is Id(i)."""
+    broken = 0
+{_asked("state", "(s, c, e)")}
+    return broken
+
+
+{_KERNEL}
+def check_step(before, s, c, e, action):
+    """Mask of the step invariants that an action breaks; bit i is Id(i)."""
+    kind = engine.kind_of(action)
+    broken = 0
+{_asked("step", "(before, s, c, e, kind)")}
+    return broken
+'''
+
+
+def _asked(kind: str, arguments: str) -> str:
+    return "\n".join(
+        line for one in INVARIANTS if one.kind == kind for line in _question(one, arguments)
+    )
+
+
+def _question(one: Invariant, arguments: str) -> Iterator[str]:
+    """A call in the formatter's layout."""
+    number, call = f"Id.{one.name}", f"{one.kind}_invariants.{one.kernel_name}{arguments}"
+    line = f"    broken |= _note(e, {number}, {call})"
+    if len(line) <= _WIDTH:
+        yield line
+    else:
+        yield from ("    broken |= _note(", f"        e, {number}, {call}", "    )")
+
+
+def write_modules(root: Path) -> list[Path]:
+    """Write the modules that are not as the tables have them; returns their paths."""
+    written = []
+    for name, module in (("model/rules.py", rules_module), ("spec/masks.py", masks_module)):
+        path = root / name
+        if path.read_text(encoding="utf-8") != module():
+            write_bytes(path, module().encode())
+            written.append(path)
+    return written
