@@ -12,8 +12,8 @@ from kvproof.model.rules import Rule
 from kvproof.model.scope import External, RequestSpec, Scope
 from kvproof.model.state import REPORT, SCOPE, STATE, Branch
 from kvproof.native.record import Layout, Record, Words
+from kvproof.search.system import MOST_INVARIANTS
 
-MAX_INVARIANTS = 32
 _EXTERNAL = "external_"
 
 
@@ -101,7 +101,7 @@ def compile_scope(scope: Scope) -> Compiled:
         "P": len(codes) + 1,
         "K": len(Rule),
         "C": len(Branch),
-        "I": MAX_INVARIANTS,
+        "I": MOST_INVARIANTS,
     }
     c = SCOPE.layout(sizes).new()
     for name, value in _numbers(scope, table_len, sizes["Q"]).items():

@@ -12,6 +12,7 @@ from kvproof.model import block_pool, device, scheduler
 from kvproof.model.rules import Rule
 from kvproof.model.state import Load, Pause, Phase, Status
 from kvproof.native.jit import kernel
+from kvproof.native.record import clear
 
 
 class Kind(IntEnum):
@@ -222,50 +223,6 @@ def _enabled(s, c, out, every_answer):
 
 
 @kernel
-def begin_report(c, e):
-    """Clear what the report says of the last transition."""
-    e.num_hits = 0
-    e.num_scheduled = 0
-    e.num_victims = 0
-    e.victim_rank_ok = 1
-    e.victims_helped = 1
-    e.passed_over = 0
-    e.old_drafts = 0
-    e.num_skipped = 0
-    e.num_skipped_holding = 0
-    e.token_budget = 0
-    e.input_budget = 0
-    e.reset_ok = 0
-    for r in range(c.num_requests):
-        e.order[r] = 0
-        e.scheduled[r] = 0
-        e.start[r] = 0
-        e.drafts[r] = 0
-        e.padded[r] = 0
-        e.admitted[r] = 0
-        e.adopted[r] = 0
-        e.adoptable[r] = 0
-        e.held_back[r] = 0
-        e.fits[r] = 0
-        e.sync_load[r] = 0
-        e.sync_load_start[r] = 0
-        e.new_load[r] = 0
-        e.victims[r] = 0
-        e.skipped[r] = 0
-        e.skipped_holding[r] = 0
-        e.delivered[r] = 0
-        e.finished[r] = 0
-        e.accepted[r] = 0
-        e.stop_at[r] = 0
-        e.load_fails[r] = 0
-        e.failed[r] = 0
-        e.position[r] = 0
-        e.misread[r] = 0
-        e.behind[r] = 0
-        e.visited[r] = 0
-
-
-@kernel
 def _schedule(s, c, e):
     scheduler.schedule(s, c, e)
     goes_round = s.num_steps < c.depth and (e.num_scheduled > 0 or scheduler.has_requests(s, c))
@@ -310,7 +267,7 @@ def _drafts(s, c, choice):
 @kernel
 def apply(s, c, e, action):
     """Take one enabled action on the state in place; `e` reports what happened."""
-    begin_report(c, e)
+    clear(e)
     kind = kind_of(action)
     argument = argument_of(action)
     if kind == Kind.ADD:

@@ -203,9 +203,9 @@ def _schedule_running(s, c, e, long_prefill_threshold):
                 c.requires_kv_delivery != 0 and c.rules[Rule.drop_stale_output_of_producers] != 0,
             )
             if not _is_policy_last(s, c, victim, where):
-                e.victim_rank_ok = 0
+                e.victim_misranked = 1
             if not can_free or (s.num_free <= free_before and not shared):
-                e.victims_helped = 0
+                e.victim_in_vain = 1
             if e.num_victims < c.num_requests:
                 e.victims[e.num_victims] = victim + 1
                 e.num_victims += 1

@@ -145,8 +145,8 @@ class Branch(IntEnum):
     empty_step = 58
 
 
-def _field(name: str, dims: str, about: str) -> Field:
-    return Field(name, tuple(dims.split()), about)
+def _field(name: str, dims: str, about: str, *, lasts: bool = False) -> Field:
+    return Field(name, tuple(dims.split()), about, lasts)
 
 
 STATE = Schema(
@@ -283,7 +283,7 @@ REPORT = Schema(
     np.int32,
     (
         _field("num_hits", "", "blocks of the last prefix lookup"),
-        _field("hits", "N", "its blocks"),
+        _field("hits", "N", "its blocks", lasts=True),
         _field("num_scheduled", "", "requests scheduled"),
         _field("order", "R", "scheduled requests in order"),
         _field("scheduled", "R", "tokens scheduled"),
@@ -298,8 +298,8 @@ REPORT = Schema(
         _field("new_load", "R", "an asynchronous load was started"),
         _field("num_victims", "", "requests preempted"),
         _field("victims", "R", "requests preempted, in order"),
-        _field("victim_rank_ok", "", "every victim was the policy's last"),
-        _field("victims_helped", "", "every preemption made blocks free, and could at once"),
+        _field("victim_misranked", "", "a victim was not the policy's last"),
+        _field("victim_in_vain", "", "a preemption made no block free, or could not at once"),
         _field("passed_over", "", "1 + a running request that the cursor jumped over"),
         _field("token_budget", "", "left of the token budget"),
         _field("input_budget", "", "left of the input budget"),
@@ -319,17 +319,17 @@ REPORT = Schema(
         _field("stop_at", "R", "choice: 1 + place of a stop among the sampled tokens"),
         _field("load_fails", "R", "choice: 1 + block of a synchronous load that fails"),
         _field("failed", "R", "its KV failed to load: skip its output"),
-        _field("invalid", "B", "its KV failed to load"),
-        _field("marked", "B", "a request that recomputes it was found"),
-        _field("downstream", "B", "it is recomputed, or depends on what is"),
+        _field("invalid", "B", "its KV failed to load", lasts=True),
+        _field("marked", "B", "a request that recomputes it was found", lasts=True),
+        _field("downstream", "B", "it is recomputed, or depends on what is", lasts=True),
         _field("position", "R", "place of the first sampled token"),
         _field("behind", "R", "positions that its next step starts earlier, for rejected drafts"),
         _field("misread", "R", "its step read KV of another prefix"),
         _field("visited", "R", "considered while the running requests were scheduled"),
-        _field("branches", "C", "times each branch was taken"),
-        _field("tested", "I", "times each invariant was put to the test"),
-        _field("kv_later", "B S", "the KV after the in-flight steps have run"),
-        _field("holders", "B", "scratch: holders of each block"),
-        _field("rename", "B", "scratch of the renaming of blocks"),
+        _field("branches", "C", "times each branch was taken", lasts=True),
+        _field("tested", "I", "times each invariant was put to the test", lasts=True),
+        _field("kv_later", "B S", "the KV after the in-flight steps have run", lasts=True),
+        _field("holders", "B", "scratch: holders of each block", lasts=True),
+        _field("rename", "B", "scratch of the renaming of blocks", lasts=True),
     ),
 )

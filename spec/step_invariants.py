@@ -50,14 +50,14 @@ def schedule_set(before, s, c, e, kind):
 def victim_freeable(before, s, c, e, kind):
     if e.num_victims == 0:
         return VACUOUS
-    return verdict(e.victims_helped == 1)
+    return verdict(e.victim_in_vain == 0)
 
 
 @kernel
 def victim_is_lowest(before, s, c, e, kind):
     if e.num_victims == 0:
         return VACUOUS
-    return verdict(e.victim_rank_ok == 1)
+    return verdict(e.victim_misranked == 0)
 
 
 @kernel

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from kvproof.native import jit
+from kvproof.native.record import Field, Schema, clear
 from kvproof.search import store
 from kvproof.search.store import Store, fingerprint
 from kvproof.search.system import Words
@@ -248,3 +250,33 @@ def test_a_kernel_is_compiled_once_and_then_read_from_the_keyed_folder(tmp_path:
     assert run() == "compiling\n4 5.0\n"
     assert run() == "4 5.0\n"
     assert list((tmp_path / "cache").glob(f"kernels-{jit.source_key()}/*/*.nbi"))
+
+
+REPORTLIKE = Schema(
+    "test of clearing",
+    np.int32,
+    (
+        Field("total", (), "", lasts=True),
+        Field("number", (), ""),
+        Field("table", ("A", "B"), ""),
+        Field("kept", ("A",), "", lasts=True),
+        Field("line", ("B",), ""),
+    ),
+)
+
+
+@jit.kernel
+def cleared(record):  # type: ignore[no-untyped-def]
+    clear(record)
+
+
+@pytest.mark.parametrize("clearing", [clear, cleared], ids=["plain", "compiled"])
+def test_a_cleared_record_keeps_the_fields_that_last(clearing: Any) -> None:
+    record = REPORTLIKE.layout({"A": 3, "B": 5}).new()
+    record.cells[:] = 7
+    clearing(record)
+    assert record.total == 7
+    assert record.kept.tolist() == [7, 7, 7]
+    assert record.number == 0
+    assert not record.table.any()
+    assert not record.line.any()

@@ -188,7 +188,7 @@ class ObservedWorld:
         action = name_action(self.compiled, before, code)
         self._actions.append(action)
         self.tally.kinds[code % engine.KINDS] += 1
-        engine.begin_report(c, e)
+        e.clear()
         state = before.copy()
         self._prepare(state, code)
         operation = observation.operation(self.compiled, before, action, e)

@@ -45,25 +45,33 @@ _MAX_DIMS = 3
 
 @dataclass(frozen=True)
 class Field:
-    """One named field: `dims` are names of dimensions, none for a single number."""
+    """One named field: `dims` are names of dimensions, none for a single number.
+
+    A field that `lasts` is left alone when the record is cleared.
+    """
 
     name: str
     dims: tuple[str, ...]
     about: str
+    lasts: bool = False
 
 
 class Schema:
-    """The fields of one kind of record, in order, with their cell type (a signed integer)."""
+    """The fields of one kind of record, in order, with their cell type (a signed integer).
+
+    Fields that last come behind all others.
+    """
 
     def __init__(self, name: str, cell: Any, fields: tuple[Field, ...]) -> None:
         if name in _SCHEMAS:
             raise ValueError(f"schema {name!r} is defined twice")
         self.name = name
         self.cell = np.dtype(cell)
-        self.fields = fields
-        self.index = {field.name: i for i, field in enumerate(fields)}
+        self.fields = tuple(sorted(fields, key=lambda field: field.lasts))
+        self.index = {field.name: i for i, field in enumerate(self.fields)}
         if len(self.index) != len(fields):
             raise ValueError(f"schema {name!r} names a field twice")
+        self.first_lasting = sum(not field.lasts for field in fields)
         _SCHEMAS[name] = self
 
     def layout(self, sizes: Mapping[str, int]) -> Layout:
@@ -82,7 +90,8 @@ class Layout:
     def __init__(self, schema: Schema, sizes: Mapping[str, int]) -> None:
         self.schema = schema
         self.sizes = dict(sizes)
-        self.table = np.zeros((len(schema.fields), _MAX_DIMS), np.int32)
+        # One line more, for where the fields end.
+        self.table = np.zeros((len(schema.fields) + 1, _MAX_DIMS), np.int32)
         self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         offset = 0
         for i, field in enumerate(schema.fields):
@@ -93,6 +102,7 @@ class Layout:
             for j in range(len(shape) - 1):
                 self.table[i, 1 + j] = math.prod(shape[j + 1 :])
             offset += cells
+        self.table[len(schema.fields), 0] = offset
         cells_per_word = 8 // schema.cell.itemsize
         self.words = -(-offset // cells_per_word)
 
@@ -136,6 +146,10 @@ class Record:
         if place is None or place[2]:
             raise AttributeError(f"{self.schema.name} record has no single number {name!r}")
         self.cells[place[0]] = value
+
+    def clear(self) -> None:
+        """Zero every field but those that last."""
+        self.cells[: self.layout.table[self.schema.first_lasting, 0]] = 0
 
     def copy(self) -> Record:
         """A record with the same content and a row of its own."""
@@ -203,20 +217,24 @@ class _RecordAttributes(AttributeTemplate):
 
 
 def _cell_pointer(
-    context: Any, builder: Any, typ: Any, value: Any, field: int, indices: tuple[Any, ...]
+    context: Any, builder: Any, typ: Any, value: Any, field: int | None, indices: tuple[Any, ...]
 ) -> Any:
-    """Address of one cell; layout entries never change, so their loads are marked invariant."""
+    """Address of one cell, of the first one where `field` is None.
+
+    Layout entries never change, so their loads are marked invariant.
+    """
     pointers = cgutils.create_struct_proxy(typ)(context, builder, value=value)
     table = builder.bitcast(pointers.layout, ir.IntType(32).as_pointer())
     word = ir.IntType(64)
+    line = 0 if field is None else _MAX_DIMS * field
 
     def entry(k: int) -> Any:
-        where = builder.gep(table, [ir.Constant(word, _MAX_DIMS * field + k)])
+        where = builder.gep(table, [ir.Constant(word, line + k)])
         load = builder.load(where)
         load.set_metadata("invariant.load", builder.module.add_metadata([]))
         return builder.sext(load, word)
 
-    position = entry(0)
+    position = ir.Constant(word, 0) if field is None else entry(0)
     for k, index in enumerate(indices):
         last = k == len(indices) - 1
         step = index if last else builder.mul(index, entry(1 + k), flags=("nsw",))
@@ -331,5 +349,36 @@ def at(record: Record, rows: Words, i: int) -> Record:
 def _at_overload(record: Any, rows: Any, i: Any) -> Any:
     def compiled(record: Any, rows: Any, i: Any) -> Any:
         return _at_compiled(record, rows, i)  # type: ignore[call-arg]
+
+    return compiled
+
+
+@intrinsic
+def _clear_compiled(typingctx: Any, record: Any) -> Any:
+    """Zero the cells before the first field that lasts."""
+    if not isinstance(record, RecordType):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        schema = _SCHEMAS[record.schema]
+        first = _cell_pointer(context, builder, record, args[0], None, ())
+        end = _cell_pointer(context, builder, record, args[0], schema.first_lasting, ())
+        word = ir.IntType(64)
+        size = builder.sub(builder.ptrtoint(end, word), builder.ptrtoint(first, word))
+        cgutils.memset(builder, first, size, 0)
+        return context.get_dummy_value()
+
+    return types.none(record), codegen
+
+
+def clear(record: Record) -> None:
+    """Zero every field of a record but those that last."""
+    record.clear()
+
+
+@overload(clear)
+def _clear_overload(record: Any) -> Any:
+    def compiled(record: Any) -> Any:
+        return _clear_compiled(record)  # type: ignore[call-arg]
 
     return compiled

@@ -87,6 +87,19 @@ class Plain:
             elif len(shape) > 1:
                 value = Grid(value, shape)
             setattr(self, name, value)
+        first_lasting = record.schema.first_lasting
+        self._cleared = [field.name for field in record.schema.fields[:first_lasting]]
+
+    def clear(self) -> None:
+        """Zero every field but those that last."""
+        for name in self._cleared:
+            value = getattr(self, name)
+            if isinstance(value, Grid):
+                value.cells[:] = [0] * len(value.cells)
+            elif isinstance(value, list):
+                value[:] = [0] * len(value)
+            else:
+                setattr(self, name, 0)
 
     if TYPE_CHECKING:
 

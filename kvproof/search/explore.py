@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.search.store import Store
-from kvproof.search.system import Successors, System, Words
+from kvproof.search.system import MOST_INVARIANTS, Successors, System, Words
 
 Outcome = Literal["holds", "violated", "bounded"]
 Reason = Literal["states", "memory", "seconds", "interrupted"]
@@ -24,7 +24,6 @@ Reason = Literal["states", "memory", "seconds", "interrupted"]
 _CHUNK_BYTES = 16 << 20
 _CHUNKS_A_BLOCK = 4
 _PROGRESS_SECONDS = 0.1
-_MAX_INVARIANTS = 63
 
 
 @dataclass(frozen=True)
@@ -176,10 +175,10 @@ class _Search:
     """The state of one search: states are numbered, and expanded, in the order they are found."""
 
     def __init__(self, system: System, observe: Callable[[Chunk], None] | None) -> None:
-        if len(system.invariants) > _MAX_INVARIANTS:
+        if len(system.invariants) > MOST_INVARIANTS:
             raise ValueError(
                 f"{system.name} has {len(system.invariants)} invariants; "
-                f"a search checks at most {_MAX_INVARIANTS}"
+                f"a search checks at most {MOST_INVARIANTS}"
             )
         if system.words < 1 or system.max_successors < 1:
             raise ValueError(

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from kvproof.native.record import Words as Words
 
+MOST_INVARIANTS = 63
+"""Bits of a mask of broken invariants."""
+
 
 class Successors:
     """Room for the transitions of one chunk of states; entry k of each array is transition k.
