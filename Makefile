@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VERSION ?= 0.31.0
 BIN := $(VENV)/bin
 
 .PHONY: check test vllm lint docs bench clean
@@ -13,7 +14,7 @@ test: $(VENV)/ready
 	$(BIN)/pytest tests/
 
 vllm: $(VENV)/ready
-	$(BIN)/python -m kvproof.bridge.environment
+	$(BIN)/python -m kvproof.bridge.environment --version $(VERSION)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -8,12 +8,14 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvproof.bridge import client as client_module
 from kvproof.bridge import environment
 from kvproof.bridge.client import Client, DriverError
 from kvproof.model.scope import STOP_TOKEN, scope_from_dict
@@ -673,6 +675,7 @@ def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 ECHO = """
 import sys
+import time
 from kvproof.vllm import protocol
 with open(int(sys.argv[-1]), "wb") as answers:
     protocol.write_frame(answers, ["0.31.0+cpu", ["a_rule"]])
@@ -701,6 +704,69 @@ def test_another_release_than_wanted_is_refused(impostor: Any) -> None:
         driver.run([["observe"]])
 
 
+@pytest.mark.parametrize("wanted", ["0.31.1.dev45+gabcdef", "0.31.1.dev45"])
+def test_a_build_of_the_wanted_version_is_taken_whatever_its_local_part(
+    impostor: Any, wanted: str
+) -> None:
+    impostor(ECHO.replace("0.31.0+cpu", "0.31.1.dev45+gabcdef"))
+    with Client(wanted) as driver:
+        assert driver.run([["observe"]]) == [["observe"]]
+
+
+SLOW = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+time.sleep(1.0)
+"""
+
+
+def test_a_silence_is_said_and_waited_out(
+    impostor: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvproof.bridge.client._SILENCE", 0.3)
+    impostor(SLOW + ECHO)
+    with Client("0.31.0") as driver:
+        assert driver.run([["observe"]]) == [["observe"]]
+    assert "vLLM's driver has been silent for" in capsys.readouterr().err
+
+
+def test_an_interrupt_does_not_wait_for_the_driver(impostor: Any) -> None:
+    impostor(SLOW.replace("1.0", "60"))
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Client():
+        raise KeyboardInterrupt
+    assert time.monotonic() - started < 5
+
+
+def test_only_our_package_is_made_importable_and_the_users_path_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(
+        "import sys, kvproof.vllm.protocol\nprint(kvproof.__file__, sys.argv[1:], *sys.path)\n",
+        encoding="utf-8",
+    )
+    package = tmp_path / "site-packages" / "kvproof"
+    package.parent.mkdir()
+    package.symlink_to(ROOT / "kvproof")
+    done = subprocess.run(
+        [sys.executable, "-c", client_module._START, str(package), "probe", "7"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    file, arguments, *path = done.stdout.split()
+    assert (file, arguments) == (f"{package}/__init__.py", "['7']")
+    assert str(tmp_path) in path
+    assert str(package.parent) not in path
+
+
+def test_an_environment_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert environment.root() == ROOT
+
+
 def test_a_dead_driver_is_reported_with_its_last_words(impostor: Any) -> None:
     impostor("import sys; print('out of luck', file=sys.stderr); sys.exit(7)")
     with Client() as driver:
@@ -715,13 +781,15 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.delenv(environment.TORCH_INDEX_VARIABLE, raising=False)
     (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "kvproof").mkdir()
     (tmp_path / "below").mkdir()
+    monkeypatch.setattr("kvproof.__file__", str(tmp_path / "site-packages/kvproof/__init__.py"))
     monkeypatch.chdir(tmp_path / "below")
     return tmp_path
 
 
 def test_a_missing_environment_says_how_to_get_it(repository: Path) -> None:
-    with pytest.raises(environment.MissingEnvironment, match="`make vllm` builds it"):
+    with pytest.raises(environment.MissingEnvironment, match=r"`make vllm VERSION=0\.31\.0`"):
         Client("0.31.0")
 
 

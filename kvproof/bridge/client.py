@@ -5,21 +5,37 @@ from __future__ import annotations
 import os
 import queue
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import kvproof
 from kvproof.bridge import environment
 from kvproof.errors import KvproofError
 from kvproof.vllm import protocol
 
-_PACKAGES = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(kvproof.__file__).resolve().parent
 _ERROR_LINES = 15
+_SILENCE = 30.0
+
+# Only our package becomes importable there, not what stands beside it, and not the current folder.
+_START = """
+import importlib.util, runpy, sys
+folder, module, *arguments = sys.argv[1:]
+sys.path[:] = [entry for entry in sys.path if entry]
+spec = importlib.util.spec_from_file_location(
+    "kvproof", folder + "/__init__.py", submodule_search_locations=[folder]
+)
+sys.modules["kvproof"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+sys.argv = [module, *arguments]
+runpy.run_module(module, run_name="__main__")
+"""
 _SETTINGS = {
     "PYTHONHASHSEED": "0",
-    "PYTHONPATH": str(_PACKAGES),
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "CRITICAL",
     "VLLM_NO_USAGE_STATS": "1",
@@ -48,7 +64,8 @@ class Client:
         python = environment.find(version)
         if python is None:
             raise environment.MissingEnvironment(
-                f"vLLM {version} has no environment here: `make vllm` builds it"
+                f"vLLM {version} has no environment here: `make vllm VERSION={version}` in a "
+                f"checkout builds it, {environment.PYTHON_VARIABLE} names another interpreter"
             )
         self.version = version
         self._python = python
@@ -56,7 +73,7 @@ class Client:
         answers, answers_of_driver = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [str(python), "-m", module, str(answers_of_driver)],
+                [str(python), "-c", _START, str(_PACKAGE), module, str(answers_of_driver)],
                 stdin=subprocess.PIPE,
                 stdout=self._said,
                 stderr=self._said,
@@ -129,6 +146,9 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None:
+            # Whatever it is at, nobody waits for it.
+            self._process.kill()
         self.close()
 
     def _read(self, descriptor: int) -> None:
@@ -142,7 +162,7 @@ class Client:
         if self._greeted:
             return
         version, guards = self._receive()
-        if version.partition("+")[0] != self.version:
+        if version.partition("+")[0] != self.version.partition("+")[0]:
             raise DriverError(
                 f"wanted vLLM {self.version}, but {self._python} has {version}: "
                 f"unset or change {environment.PYTHON_VARIABLE}"
@@ -151,11 +171,21 @@ class Client:
         self._greeted = True
 
     def _receive(self) -> Any:
-        body = self._answers.get()
+        body = self._await()
         if body is None:
             self._answers.put(None)
             raise self._died()
         return protocol.decode(body)
+
+    def _await(self) -> bytes | None:
+        """The next answer; says so while none comes."""
+        waited = 0.0
+        while True:
+            try:
+                return self._answers.get(timeout=_SILENCE)
+            except queue.Empty:
+                waited += _SILENCE
+                print(f"vLLM's driver has been silent for {waited:.0f} s", file=sys.stderr)
 
     def _died(self) -> DriverError:
         code = self._process.wait()

@@ -14,6 +14,7 @@ import sys
 import venv
 from pathlib import Path
 
+import kvproof
 from kvproof.errors import KvproofError
 
 DEFAULT_VERSION = "0.31.0"
@@ -74,13 +75,15 @@ class MissingEnvironment(KvproofError, RuntimeError):
 
 
 def root(start: Path | None = None) -> Path:
-    """The repository's root: the nearest directory with a pyproject.toml, from `start` upwards."""
+    """The repository's root: the one that this package is run from, else the one around `start`."""
+    package = Path(kvproof.__file__).resolve().parent
     here = (start or Path.cwd()).resolve()
-    for directory in (here, *here.parents):
-        if (directory / "pyproject.toml").is_file():
+    for directory in (package.parent, here, *here.parents):
+        if (directory / "pyproject.toml").is_file() and (directory / "kvproof").is_dir():
             return directory
     raise MissingEnvironment(
-        f"no pyproject.toml in {here} or above: run this inside the repository"
+        f"no checkout of the project beside {package}, in {here} or above: environments are built "
+        f"in one"
     )
 
 
