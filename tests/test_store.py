@@ -237,7 +237,7 @@ def test_a_kernel_is_compiled_once_and_then_read_from_the_keyed_folder(tmp_path:
         "@kernel\n"
         "def double(x):\n"
         "    return 2 * x\n"
-        "with compiling(lambda: print('compiling')):\n"
+        "with compiling(lambda told: print(told.split(' (')[0])):\n"
         "    print(double(2), double(2.5))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -250,6 +250,53 @@ def test_a_kernel_is_compiled_once_and_then_read_from_the_keyed_folder(tmp_path:
     assert run() == "compiling\n4 5.0\n"
     assert run() == "4 5.0\n"
     assert list((tmp_path / "cache").glob(f"kernels-{jit.source_key()}/*/*.nbi"))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("content", [b"", b"half", None], ids=["empty", "foreign", "cut"])
+def test_a_damaged_cache_is_said_and_made_anew(
+    tmp_path: Path, suffix: str, content: bytes | None
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from kvproof.native.jit import compiling, kernel\n"
+        "@kernel\n"
+        "def double(x):\n"
+        "    return 2 * x\n"
+        "with compiling(print):\n"
+        "    print(double(2))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run() -> str:
+        return subprocess.run(
+            [sys.executable, script], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert "kept for the next time" in run()
+    (file,) = (tmp_path / "cache").glob(f"kernels-*/*/*{suffix}")
+    file.write_bytes(file.read_bytes()[:-9] if content is None else content)
+    assert "is damaged: compiling anew" in run()
+    assert run() == "4\n"
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+def test_a_cache_that_cannot_be_written_is_said_and_not_needed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from kvproof.native.jit import compiling, kernel\n"
+        "double = kernel(lambda x: 2 * x)\n"
+        "with compiling(print):\n"
+        "    print(double(2))\n"
+    )
+    (tmp_path / "file").touch()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "file")}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, check=True, capture_output=True, text=True
+    )
+    assert "cannot be written: nothing is kept" in done.stdout
+    assert done.stdout.endswith("4\n")
 
 
 REPORTLIKE = Schema(

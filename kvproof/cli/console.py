@@ -43,7 +43,7 @@ def telling_of_compilation() -> Iterator[None]:
     """Say so once if something is compiled."""
     from kvproof.native.jit import compiling
 
-    with compiling(lambda: err.print("compiling (a minute or so, kept for the next time)...")):
+    with compiling(err.print):
         yield
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, event, types
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
@@ -29,6 +31,7 @@ _HAS_KERNELS = re.compile(r"^\s*@kernel\b|\bkernel\(|^\s*(?:from|import) numba\b
 _IMPORT = re.compile(r"^\s*from\s+kvproof\.([\w.]+)\s+import\s+(\([^)]*\)|.*)", re.MULTILINE)
 _NAME = re.compile(r"\w+")
 _FOLDERS_KEPT = 5
+_DIGEST = 32
 
 
 def sources(root: Path = _ROOT) -> list[Path]:
@@ -111,29 +114,78 @@ if _folder is not None:
     numba.config.CACHE_DIR = str(_folder)  # type: ignore[attr-defined]
 
 
+class _CheckedCache(IndexDataCacheFile):
+    """A function's code on disk, with a digest: what is damaged is not there, and is made anew."""
+
+    damaged = False
+    unkept = False
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            return dict(super()._load_index())
+        except Exception:
+            # Whatever a damaged pickle raises.
+            _CheckedCache.damaged = True
+            return {}
+
+    def _load_data(self, name: str) -> Any:
+        content = Path(self._data_path(name)).read_bytes()
+        digest, data = content[:_DIGEST], content[_DIGEST:]
+        if hashlib.sha256(data).digest() != digest:
+            _CheckedCache.damaged = True
+            raise OSError(f"{name} is damaged")
+        return pickle.loads(data)
+
+    def _save_data(self, name: str, data: Any) -> None:
+        dumped = self._dump(data)
+        with self._open_for_write(self._data_path(name)) as stream:
+            stream.write(hashlib.sha256(dumped).digest() + dumped)
+
+    def save(self, key: Any, data: Any) -> None:
+        try:
+            super().save(key, data)
+        except OSError:
+            # No room, say: the code is there all the same, for this process.
+            _CheckedCache.unkept = True
+
+
 def kernel(function: Function) -> Function:
     """Compile `function` on its first call and keep the code on disk for the next process."""
-    return cast(Function, numba.njit(cache=_folder is not None, nogil=True)(function))
+    dispatcher = numba.njit(cache=_folder is not None, nogil=True)(function)
+    cache = getattr(dispatcher, "_cache", None)
+    if isinstance(cache, FunctionCache):
+        cache._cache_file.__class__ = _CheckedCache
+    return cast(Function, dispatcher)
+
+
+def _compilation() -> str:
+    """What is being done while code is compiled, and whether it is kept."""
+    if _folder is None or _CheckedCache.unkept:
+        return f"compiling (a minute or so; {_cache_base()} cannot be written: nothing is kept)..."
+    if _CheckedCache.damaged:
+        return f"{_folder} is damaged: compiling anew (a minute or so)..."
+    return "compiling (a minute or so, kept for the next time)..."
 
 
 class _FirstCompilation(event.Listener):
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self._notify: Callable[[], None] | None = notify
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify: Callable[[str], None] | None = notify
 
     def on_start(self, _event: Any) -> None:
         if self._notify is not None:
             notify, self._notify = self._notify, None
-            notify()
+            notify(_compilation())
 
     def on_end(self, _event: Any) -> None:
         pass
 
 
 @contextlib.contextmanager
-def compiling(notify: Callable[[], None]) -> Iterator[None]:
+def compiling(notify: Callable[[str], None]) -> Iterator[None]:
     """Call `notify` once, when the first kernel within the block turns out not to be on disk.
 
-    Compilation takes up to a minute; a user should be told why nothing moves.
+    Compilation takes up to a minute; a user should be told why nothing moves, in the words that
+    `notify` is given.
     """
     with event.install_listener("numba:compile", _FirstCompilation(notify)):
         yield
