@@ -249,3 +249,21 @@ def test_a_template_of_a_scope_can_be_checked_as_it_is(tmp_path: Path) -> None:
     assert kvproof("scope", "--to", str(path)).returncode == 0
     assert kvproof("check", str(path), "--quiet").stdout.count("\n") == 1
     assert kvproof("scope", "--to", str(path)).returncode == 2
+
+
+def test_a_limit_of_memory_is_of_the_whole_process() -> None:
+    done = kvproof("check", "crowd", "--max-memory", "10")
+    assert done.returncode == 3
+    assert "crowd: bounded (memory)" in done.stdout
+    assert "MB before the first step" in done.stdout
+    measured = (
+        "import resource, sys; from kvproof.cli.main import main\n"
+        "try: main()\n"
+        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", measured, "check", "crowd", "--max-memory", "330", "--json"]
+    limited = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    (report,) = results(limited.stdout)
+    assert report["reason"] == "memory"
+    assert report["states"] > 1000
+    assert int(limited.stderr.split()[-1]) * 1024 <= 340_000_000

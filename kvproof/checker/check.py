@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.scope import Scope
-from kvproof.search.explore import Outcome, Progress, Result, explore
+from kvproof.search.explore import Outcome, Progress, Result, explore, process_size
 from kvproof.shown import Shown
 from kvproof.spec.masks import Id
 from kvproof.trace.trace import Trace, from_codes
@@ -17,7 +17,10 @@ EXIT_CODES = {"holds": 0, "violated": 1, "bounded": 3}
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a search stops and ends bounded: states, bytes, seconds; None for no limit."""
+    """Where a search stops and ends bounded; None for no limit.
+
+    `states`, `memory` in bytes (of the whole process, its libraries included), `seconds`.
+    """
 
     states: int | None = None
     memory: int | None = None
@@ -46,7 +49,18 @@ class Check(Shown):
         return (
             f"{f' ({result.reason})' if result.reason else ''}  {result.states:,} states, "
             f"{result.transitions:,} transitions, depth {result.depth}, {result.seconds:.2f} s, "
-            f"{result.states_per_second:,.0f} states/s, {result.bytes_per_state:.0f} bytes a state"
+            f"{result.states_per_second:,.0f} states/s, {result.bytes_per_state:.0f} bytes a state "
+            f"and {result.peak_frontier_bytes / 1e6:,.1f} MB of frontier"
+        )
+
+    @property
+    def too_small(self) -> str:
+        """What a search needs to begin with, where its limit of memory left it no step."""
+        if self.result.reason != "memory" or self.result.depth > 0:
+            return ""
+        return (
+            f"the process takes {process_size() / 1e6:,.0f} MB before the first step, of which "
+            f"{self.result.step_bytes / 1e6:,.0f} MB are room for the successors of a step"
         )
 
     def __str__(self) -> str:
@@ -82,7 +96,7 @@ def check(
     result = explore(
         system,
         max_states=limits.states,
-        max_memory=limits.memory,
+        max_process=limits.memory,
         max_seconds=limits.seconds,
         progress=progress,
     )

@@ -134,7 +134,7 @@ def check_progress(
     result = explore(
         system,
         max_states=limits.states,
-        max_memory=limits.memory,
+        max_process=limits.memory,
         max_seconds=limits.seconds,
         progress=progress,
         observe=recorder,

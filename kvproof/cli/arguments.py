@@ -16,7 +16,7 @@ Scopes = Annotated[
 ]
 MaxStates = Annotated[int | None, typer.Option(help="Stop after this many states.")]
 MaxSeconds = Annotated[float | None, typer.Option(help="Stop after this long.")]
-MaxMemory = Annotated[int | None, typer.Option(help="Stop at this many megabytes.")]
+MaxMemory = Annotated[int | None, typer.Option(help="Most megabytes that the process may take.")]
 RuleOff = Annotated[list[str] | None, typer.Option(help="Switch a rule off; may be repeated.")]
 Version = Annotated[str, typer.Option(help="Release of vLLM.")]
 

@@ -75,6 +75,8 @@ def _show(done: Check, *, coverage: bool, quiet: bool) -> None:
     out.print(
         f"  chance that a fingerprint collision hid a state: {result.collision_probability:.1e}"
     )
+    if done.too_small:
+        out.print(f"  {done.too_small}")
     if result.outcome == "bounded":
         out.print(f"  every run of at most {result.covered_depth} actions was checked")
     if done.untested and result.outcome != "violated":
@@ -115,6 +117,7 @@ def _as_json(done: Check) -> dict[str, Any]:
         "dead_ends": result.dead_ends,
         "seconds": round(result.seconds, 3),
         "bytes_per_state": round(result.bytes_per_state, 1),
+        "peak_frontier_bytes": result.peak_frontier_bytes,
         "collision_probability": result.collision_probability,
         "broken": list(result.violation.invariants) if result.violation else [],
         "trace": None if trace is None else msgspec.to_builtins(trace),

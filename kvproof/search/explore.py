@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -78,7 +79,8 @@ class Result:
     `outcome` is "holds" (every reachable state was visited), "violated" or "bounded" (`reason`
     names the limit). `levels[d]` states are first reached by d actions; every run of at most
     `covered_depth` actions was checked. `transitions` counts successors, known ones included.
-    `dead_ends` are states without a successor. `seconds` leaves compilation out.
+    `dead_ends` are states without a successor. `step_bytes` have room for the successors of one step of
+    the search. `seconds` leaves compilation out.
     """
 
     system: str
@@ -94,6 +96,7 @@ class Result:
     seconds: float
     store_bytes: int
     peak_frontier_bytes: int
+    step_bytes: int
     collision_probability: float
     store: Store = field(repr=False, compare=False)
 
@@ -123,6 +126,7 @@ def explore(
     *,
     max_states: int | None = None,
     max_memory: int | None = None,
+    max_process: int | None = None,
     max_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     observe: Callable[[Chunk], None] | None = None,
@@ -130,8 +134,9 @@ def explore(
     """Visit every reachable state, or stop at a first violation or limit.
 
     The violation reported is one of fewest actions and, among those, the first in the order of
-    states and successors. Limits (`max_memory` in bytes, store and frontier together) are looked
-    at between chunks, so `max_states` may be passed by a chunk. `progress` is called at most ten
+    states and successors. Limits are looked
+    at between chunks, so `max_states` may be passed by a chunk; `max_memory` is in bytes, store and
+    frontier together, `max_process` the size of the whole process. `progress` is called at most ten
     times a second. Ctrl-C ends the search after the chunk at hand, a second one at once; either
     way the result says what was covered. Raises ValueError for a limit that is not positive and
     for a system that breaks the contract of `System`, OverflowError past `store.MAX_STATES`.
@@ -139,6 +144,7 @@ def explore(
     for name, limit in (
         ("max_states", max_states),
         ("max_memory", max_memory),
+        ("max_process", max_process),
         ("max_seconds", max_seconds),
     ):
         if limit is not None and limit <= 0:
@@ -161,6 +167,8 @@ def explore(
                     reason = "states"
                 elif max_memory is not None and search.memory_for_chunk() > max_memory:
                     reason = "memory"
+                elif max_process is not None and search.process_for_chunk() > max_process:
+                    reason = "memory"
                 elif max_seconds is not None and seconds >= max_seconds:
                     reason = "seconds"
                 if reason is not None:
@@ -169,6 +177,12 @@ def explore(
         except KeyboardInterrupt:
             reason = "interrupted"
     return search.result(reason, time.perf_counter() - started)
+
+
+def process_size() -> int:
+    """Bytes of memory that this process takes now, its libraries included."""
+    with open("/proc/self/statm", "rb") as sizes:
+        return int(sizes.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Search:
@@ -292,6 +306,10 @@ class _Search:
         most = min(self.chunk, self.level_left) * self.system.max_successors
         return self.memory() - self.store.nbytes + self.store.nbytes_with(most)
 
+    def process_for_chunk(self) -> int:
+        """What the process may come to with the next chunk."""
+        return process_size() + self.memory_for_chunk() - self.memory()
+
     def progress(self, seconds: float) -> Progress:
         return Progress(
             states=len(self.store),
@@ -327,6 +345,7 @@ class _Search:
             seconds=seconds,
             store_bytes=self.store.nbytes,
             peak_frontier_bytes=self.peak_frontier_bytes,
+            step_bytes=self.out.nbytes,
             collision_probability=self.store.collision_probability,
             store=self.store,
         )
