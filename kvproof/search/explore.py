@@ -79,8 +79,8 @@ class Result:
     `outcome` is "holds" (every reachable state was visited), "violated" or "bounded" (`reason`
     names the limit). `levels[d]` states are first reached by d actions; every run of at most
     `covered_depth` actions was checked. `transitions` counts successors, known ones included.
-    `dead_ends` are states without a successor. `step_bytes` have room for the successors of one step of
-    the search. `seconds` leaves compilation out.
+    `dead_ends` are states without a successor. `step_bytes` have room for what one step of the
+    search comes to. `seconds` leaves compilation out.
     """
 
     system: str
@@ -96,7 +96,7 @@ class Result:
     seconds: float
     store_bytes: int
     peak_frontier_bytes: int
-    step_bytes: int
+    step_bytes: int = field(compare=False)
     collision_probability: float
     store: Store = field(repr=False, compare=False)
 
@@ -165,9 +165,7 @@ def explore(
                     reason = "interrupted"
                 elif max_states is not None and len(search.store) >= max_states:
                     reason = "states"
-                elif max_memory is not None and search.memory_for_chunk() > max_memory:
-                    reason = "memory"
-                elif max_process is not None and search.process_for_chunk() > max_process:
+                elif search.is_full(max_memory, max_process):
                     reason = "memory"
                 elif max_seconds is not None and seconds >= max_seconds:
                     reason = "seconds"
@@ -306,9 +304,12 @@ class _Search:
         most = min(self.chunk, self.level_left) * self.system.max_successors
         return self.memory() - self.store.nbytes + self.store.nbytes_with(most)
 
-    def process_for_chunk(self) -> int:
-        """What the process may come to with the next chunk."""
-        return process_size() + self.memory_for_chunk() - self.memory()
+    def is_full(self, most: int | None, most_of_process: int | None) -> bool:
+        """Whether the next chunk may come to more than one of these."""
+        if most is not None and self.memory_for_chunk() > most:
+            return True
+        grown = self.memory_for_chunk() - self.memory()
+        return most_of_process is not None and process_size() + grown > most_of_process
 
     def progress(self, seconds: float) -> Progress:
         return Progress(
