@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -64,8 +67,7 @@ class Client:
         python = environment.find(version)
         if python is None:
             raise environment.MissingEnvironment(
-                f"vLLM {version} has no environment here: `make vllm VERSION={version}` in a "
-                f"checkout builds it, {environment.PYTHON_VARIABLE} names another interpreter"
+                f"vLLM {version} has no environment here: {environment.how_to_get(version)}"
             )
         self.version = version
         self._python = python
@@ -78,6 +80,8 @@ class Client:
                 stdout=self._said,
                 stderr=self._said,
                 pass_fds=(answers_of_driver,),
+                # A Ctrl-C is for us alone, who end the driver.
+                start_new_session=True,
                 env={**os.environ, **_SETTINGS},
             )
         finally:
@@ -100,19 +104,19 @@ class Client:
     def submit(self, batch: list[list[Any]]) -> None:
         """Send a batch of operations."""
         assert self._process.stdin is not None
+        self._waiting += 1
         try:
             protocol.write_frame(self._process.stdin, batch)  # type: ignore[arg-type]
         except OSError:
             raise self._died() from None
-        self._waiting += 1
 
     def collect(self) -> list[Any]:
         """The answers to the oldest batch that is out, one for each operation."""
         if not self._waiting:
             raise ValueError("collect: no batch is out; submit one first")
-        self._waiting -= 1
         self._greet()
         answers: list[Any] = self._receive()
+        self._waiting -= 1
         return answers
 
     def run(self, batch: list[list[Any]]) -> list[Any]:
@@ -122,17 +126,28 @@ class Client:
         self.submit(batch)
         return self.collect()
 
+    def settle(self, seconds: float) -> None:
+        """After a Ctrl-C: take the answers that are out; KeyboardInterrupt if they do not come."""
+        until = time.monotonic() + seconds
+        while self._waiting:
+            self._greet()
+            try:
+                self._answers.get(timeout=max(until - time.monotonic(), 0.0))
+            except queue.Empty:
+                raise KeyboardInterrupt from None
+            self._waiting -= 1
+
     def close(self) -> None:
-        """End the driver."""
+        """End the driver; at once if nobody has waited for its answers."""
         assert self._process.stdin is not None
-        try:
+        if self._waiting or not self._greeted:
+            self._kill()
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
-        except OSError:
-            self._process.kill()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._reader.join()
         self._said.close()
@@ -148,8 +163,13 @@ class Client:
     ) -> None:
         if kind is not None:
             # Whatever it is at, nobody waits for it.
-            self._process.kill()
+            self._kill()
         self.close()
+
+    def _kill(self) -> None:
+        """End the driver and whatever it has started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read(self, descriptor: int) -> None:
         with open(descriptor, "rb") as stream:
@@ -164,8 +184,8 @@ class Client:
         version, guards = self._receive()
         if version.partition("+")[0] != self.version.partition("+")[0]:
             raise DriverError(
-                f"wanted vLLM {self.version}, but {self._python} has {version}: "
-                f"unset or change {environment.PYTHON_VARIABLE}"
+                f"wanted vLLM {self.version}, but {self._python} has {version}: give "
+                f"--version {version}, or unset or change {environment.PYTHON_VARIABLE}"
             )
         self._guards = frozenset(guards)
         self._greeted = True
@@ -192,4 +212,10 @@ class Client:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").splitlines()[-_ERROR_LINES:]
         said = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
-        return DriverError(f"vLLM's driver ended with {code}; it said last:\n{said}")
+        made_for = environment.DEFAULT_VERSION
+        if self._greeted or self.version == made_for:
+            return DriverError(f"vLLM's driver ended with {code}; it said last:\n{said}")
+        return DriverError(
+            f"vLLM's driver, which is made for {made_for}, does not start on {self.version}; "
+            f"it said last:\n{said}"
+        )

@@ -101,6 +101,17 @@ def find(version: str = DEFAULT_VERSION) -> Path | None:
     return _python(home) if _is_ready(home, version) else None
 
 
+def how_to_get(version: str) -> str:
+    """What to do where an environment is missing, and what to expect of it."""
+    other = f"{PYTHON_VARIABLE} names an interpreter that has it"
+    if version == DEFAULT_VERSION:
+        return f"`make vllm` in a checkout builds it, or {other}"
+    return (
+        f"the driver is made for {DEFAULT_VERSION} and may not run on it; `make vllm "
+        f"VERSION={version}` in a checkout builds it where it is a published release, or {other}"
+    )
+
+
 def build(version: str = DEFAULT_VERSION) -> Path:
     """Build the environment of vLLM `version` unless it stands already; returns its interpreter."""
     home = root() / ".vllm" / version
@@ -117,6 +128,8 @@ def build(version: str = DEFAULT_VERSION) -> Path:
         ("what vLLM's scheduler imports", [*_IMPORTED, *_TESTING, _TORCH]),
         (" ".join(alone), ["--no-deps", *alone]),
     )
+    if version != DEFAULT_VERSION:
+        _say(f"the driver is made for vLLM {DEFAULT_VERSION} and may not run on {version}")
     _say(f"building vLLM {version} in {home}: about 1.5 GB, a few minutes")
     venv.create(home, with_pip=True)
     for number, (name, arguments) in enumerate(steps, 1):
@@ -162,9 +175,9 @@ def _say(line: str) -> None:
 
 
 def main() -> int:
-    """Build an environment; exit code 1 if it cannot be built."""
+    """Build an environment; exit code 2 if it cannot be built."""
     parser = argparse.ArgumentParser(
-        prog="python -m kvproof.vllm.environment",
+        prog="python -m kvproof.bridge.environment",
         description=f"Build an environment with the real vLLM. {TORCH_INDEX_VARIABLE} names one "
         "more package index for torch.",
     )
@@ -173,7 +186,7 @@ def main() -> int:
         build(parser.parse_args().version)
     except MissingEnvironment as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

@@ -57,7 +57,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report(Shown):
-    """What a lockstep compared; `difference` is the shortest one found, None if all was equal."""
+    """What a lockstep compared; `difference` is the shortest one found, None if all was equal.
+
+    `left` transitions were not compared, for a Ctrl-C came.
+    """
 
     scope: str
     version: str
@@ -66,18 +69,24 @@ class Report(Shown):
     seconds: float
     differences: int
     difference: Difference | None
+    left: int = 0
 
     @property
     def agrees(self) -> bool:
-        """Whether everything observable was equal after every transition."""
+        """Whether everything observable was equal after every transition that was compared."""
         return self.difference is None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a Ctrl-C came before the end."""
+        return self.left > 0
 
     @property
     def figures(self) -> str:
         """What was compared, in words."""
         return (
             f"  {self.transitions:,} transitions replayed on vLLM {self.version}, "
-            f"{self.seconds:.1f} s"
+            f"{f'{self.left:,} left, ' if self.left else ''}{self.seconds:.1f} s"
         )
 
     def __str__(self) -> str:
@@ -188,12 +197,13 @@ def lockstep(
 ) -> Report:
     """Replay every transition of an exhausted search of `scope` on the real classes.
 
-    `progress` is called with the transitions compared and their total.
+    `progress` is called with the transitions compared and their total. Ctrl-C ends it with what is
+    done, and the client is of no use then.
     """
     compiled = compile_scope(scope)
     walk = _Walk(compiled, _tree(result))
     started = time.perf_counter()
-    operations = 0
+    operations = compared = left = 0
     shortest: Difference | None = None
     differences = 0
     pending: list[list[Expected | None]] = []
@@ -201,10 +211,11 @@ def lockstep(
     awaited: list[Expected | None] = []
 
     def collect() -> None:
-        nonlocal shortest, differences
+        nonlocal shortest, differences, compared
         for expected, answer in zip(pending.pop(0), client.collect(), strict=True):
             if expected is None:
                 continue
+            compared += 1
             fields = compare(expected, answer)
             if not fields:
                 continue
@@ -212,33 +223,37 @@ def lockstep(
             if shortest is None or len(expected.codes) < len(shortest.codes):
                 shortest = Difference(scope, expected.codes, fields)
         if progress is not None:
-            progress(walk.transitions, result.transitions)
+            progress(compared, result.transitions)
 
-    for operation, expected in walk.operations():
-        batch.append(operation)
-        awaited.append(expected)
-        operations += 1
-        if len(batch) >= _BATCH:
+    try:
+        for operation, expected in walk.operations():
+            batch.append(operation)
+            awaited.append(expected)
+            operations += 1
+            if len(batch) >= _BATCH:
+                client.submit(batch)
+                pending.append(awaited)
+                batch, awaited = [], []
+                if len(pending) > 1:
+                    collect()
+            if differences >= _KEPT_DIFFERENCES:
+                break
+        if batch:
             client.submit(batch)
             pending.append(awaited)
-            batch, awaited = [], []
-            if len(pending) > 1:
-                collect()
-        if differences >= _KEPT_DIFFERENCES:
-            break
-    if batch:
-        client.submit(batch)
-        pending.append(awaited)
-    while pending:
-        collect()
+        while pending:
+            collect()
+    except KeyboardInterrupt:
+        left = result.transitions - compared
     return Report(
         scope=scope.name,
         version=client.version,
-        transitions=walk.transitions,
+        transitions=compared,
         operations=operations,
         seconds=time.perf_counter() - started,
         differences=differences,
         difference=shortest,
+        left=left,
     )
 
 
@@ -246,4 +261,4 @@ def lockstep_scope(
     scope: Scope, client: Client, *, progress: Callable[[int, int], None] | None = None
 ) -> Report:
     """Search a scope to the end and replay all of its transitions on the real classes."""
-    return lockstep(scope, explore(SchedulerSystem(scope)), client, progress=progress)
+    return lockstep(scope, explore(SchedulerSystem(scope)).finished(), client, progress=progress)

@@ -59,8 +59,8 @@ class Check(Shown):
         if self.result.reason != "memory" or self.result.depth > 0:
             return ""
         return (
-            f"the process takes {process_size() / 1e6:,.0f} MB before the first step, of which "
-            f"{self.result.step_bytes / 1e6:,.0f} MB are room for the successors of a step"
+            f"the process takes {process_size() / 1e6:,.0f} MB before the first step, and the "
+            f"successors of a step up to {self.result.step_bytes / 1e6:,.0f} MB more"
         )
 
     def __str__(self) -> str:

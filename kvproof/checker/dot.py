@@ -39,7 +39,7 @@ def state_graph(scope: Scope, max_states: int = MAX_STATES) -> nx.MultiDiGraph:
         for k in chunk.new.tolist():
             rows[int(chunk.target[k])] = np.array(chunk.successors[k])
 
-    result = explore(system, max_states=max_states + 1, observe=observe)
+    result = explore(system, max_states=max_states + 1, observe=observe).finished()
     if result.reason is not None or result.states > max_states:
         raise GraphError(
             f"{scope.name} has more than {max_states:,} states; draw a smaller scope, "

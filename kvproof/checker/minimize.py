@@ -57,6 +57,12 @@ class Progress:
     seconds: float
 
 
+def whole_only(progress: Progress) -> None:
+    """A `progress` for those who have no use for the best so far of an interrupted minimisation."""
+    if progress.stage == "interrupted":
+        raise KeyboardInterrupt
+
+
 @dataclass(frozen=True)
 class _Witness:
     """A scope with a run that breaks a wanted invariant; `states` were searched to find it."""
@@ -144,16 +150,14 @@ def _search(
     """A shortest violation, if it breaks a wanted invariant, or in a word what else was found."""
     if max_actions(scope) > _MOST_ACTIONS:
         return "bounded"
-    done = check(scope, Limits(states=states), ignore=past)
-    if done.result.reason == "interrupted":
-        raise KeyboardInterrupt
-    violation = done.result.violation
+    result = check(scope, Limits(states=states), ignore=past).result.finished()
+    violation = result.violation
     if violation is None:
-        return done.result.outcome
+        return result.outcome
     if wanted and wanted.isdisjoint(violation.invariants):
         return f"breaks {', '.join(violation.invariants)}"
     actions = from_codes(scope, violation.actions).actions
-    return _Witness(scope, actions, violation.invariants, done.result.states)
+    return _Witness(scope, actions, violation.invariants, result.states)
 
 
 class _Shrinking:
@@ -208,8 +212,7 @@ class _Shrinking:
         if isinstance(found, _Witness) and self._falls_alike(found):
             return found
         result, traces = collect(SchedulerSystem(scope, ignore=self.past), max_states=states)
-        if result.reason == "interrupted":
-            raise KeyboardInterrupt
+        result.finished()
         for trace in traces:
             witness = _Witness(scope, trace.actions, trace.broken, result.states)
             if not self.wanted.isdisjoint(trace.broken) and self._falls_alike(witness):

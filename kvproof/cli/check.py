@@ -53,16 +53,16 @@ def command(
     chosen = find_scopes(scopes, rule_off)
     memory = None if max_memory is None else max_memory * 1_000_000
     limits = Limits(max_states, memory, max_seconds)
-    done = []
+    done: list[Check] = []
     for one in searched(chosen, partial(check, limits=limits, rename=rename)):
         done.append(one)
         if not as_json:
             _show(one, coverage=coverage, quiet=quiet)
-        if one.trace is not None and to is not None:
-            save(one.trace, to, force=force)
-            to = None
     if as_json:
         print_json("check", [_as_json(one) for one in done])
+    first = next((one.trace for one in done if one.trace is not None), None)
+    if first is not None and to is not None:
+        save(first, to, force=force)
     interrupted = any(one.result.reason == "interrupted" for one in done)
     raise typer.Exit(exit_code((one.result.outcome for one in done), interrupted=interrupted))
 

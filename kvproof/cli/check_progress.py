@@ -56,10 +56,10 @@ def command(
             out.print(titled(one.scope.name, f": {one.headline}"))
             for found in () if quiet else one.lassos:
                 out.print(f"\n{render_lasso(found)}")
-        if one.lassos and to is not None:
-            save_lasso(one.lassos[0], to, force=force)
-            to = None
     if as_json:
         print_json("check-progress", [report_as_json(one) for one in done])
+    first = next((found for one in done for found in one.lassos), None)
+    if first is not None and to is not None:
+        save_lasso(first, to, force=force)
     interrupted = any(one.result.reason == "interrupted" for one in done)
     raise typer.Exit(exit_code((one.outcome for one in done), interrupted=interrupted))

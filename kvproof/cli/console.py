@@ -61,19 +61,23 @@ def live_line() -> Iterator[Show | None]:
 
 
 @contextmanager
-def counted_line() -> Iterator[Callable[..., None] | None]:
-    """Show how much of a known amount is done, and the time left; None where it is no terminal."""
+def counted_line(title: str = "") -> Iterator[Callable[..., None] | None]:
+    """Show how much of a known amount is done, and the time left; None where it is no terminal.
+
+    What is shown is called with what is done, the total, and a word on what it is at.
+    """
     started = time.monotonic()
     with live_line() as show:
         if show is None:
             yield None
             return
 
-        def count(done: int, total: int, what: str = "") -> None:
+        def count(done: float, total: float, what: str = "") -> None:
             left = ""
             if 0 < done < total:
                 left = f", {_duration((time.monotonic() - started) / done * (total - done))} left"
-            show(f"{done:,} of {total:,} ({done / max(total, 1):.0%}{left}) {what}")
+            shown = f"{done:,.0f} of {total:,.0f} ({done / max(total, 1):.0%}{left})"
+            show(" ".join(word for word in (title, shown, what) if word))
 
         yield count
 

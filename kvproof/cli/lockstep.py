@@ -44,18 +44,23 @@ def command(
                 reports.append(report)
                 if not as_json:
                     _show(report)
+                if report.interrupted:
+                    raise KeyboardInterrupt
         except KeyboardInterrupt:
             interrupted = True
     if as_json:
         print_json("lockstep", [_as_json(report) for report in reports])
     elif interrupted:
-        out.print(f"interrupted: {len(reports)} of {len(chosen)} scopes")
+        whole = sum(not report.interrupted for report in reports)
+        out.print(f"interrupted: {whole} of {len(chosen)} scopes")
     outcomes = ["holds" if report.difference is None else "violated" for report in reports]
     raise typer.Exit(exit_code(outcomes, interrupted=interrupted))
 
 
 def _show(report: Report) -> None:
     verdict = coloured("equal" if report.agrees else "DIFFERENT")
+    if report.interrupted and report.agrees:
+        verdict = coloured("interrupted")
     out.print(titled(report.scope, ": ", verdict, report.figures))
     if report.difference is not None:
         out.print(str(report.difference.trace))
@@ -69,6 +74,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "scope": report.scope,
         "version": report.version,
         "transitions": report.transitions,
+        "left": report.left,
         "seconds": round(report.seconds, 2),
         "difference": None
         if difference is None

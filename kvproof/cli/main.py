@@ -10,6 +10,7 @@ import functools
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import FrameType
@@ -19,7 +20,7 @@ import typer
 
 from kvproof import __version__
 from kvproof.cli.console import err
-from kvproof.cli.outcomes import CLOSED_PIPE, INTERRUPTED, USAGE
+from kvproof.cli.outcomes import CLOSED_PIPE, DEFECT, INTERRUPTED, USAGE
 from kvproof.errors import KvproofError
 
 COMMANDS = {
@@ -64,8 +65,8 @@ def _options(
 ) -> None:
     """A model checker for the vLLM v1 scheduler and its paged KV cache.
 
-    Exit codes: 0 holds, 1 something falls or differs, 2 a mistake of use, 3 a limit was reached,
-    130 interrupted.
+    Exit codes: 0 holds, 1 something falls or differs, 2 a mistake of use or of the environment,
+    3 a limit was reached, 70 a defect of kvproof, 130 interrupted, 141 the reader has gone.
     """
 
 
@@ -113,10 +114,36 @@ def _ending(command: Callable[..., Any]) -> Callable[..., Any]:
             err.print(f"kvproof: {error.filename or 'output'}: {error.strerror or error}")
             raise typer.Exit(USAGE) from None
         except KeyboardInterrupt:
-            err.print("kvproof: interrupted")
+            _say_interrupted()
             raise typer.Exit(INTERRUPTED) from None
+        except MemoryError:
+            err.print("kvproof: out of memory; --max-memory ends a search before")
+            raise typer.Exit(USAGE) from None
+        except typer.Exit:
+            raise
+        except Exception:
+            if _lost_interrupts:
+                _say_interrupted()
+                raise typer.Exit(INTERRUPTED) from None
+            traceback.print_exc()
+            raise typer.Exit(DEFECT) from None
 
     return ended
+
+
+def _say_interrupted() -> None:
+    err.print("kvproof: interrupted")
+
+
+_lost_interrupts: list[object] = []
+"""Interrupts within a callback of the compiler, which loses them and then fails otherwise."""
+
+
+def _note_lost(lost: sys.UnraisableHookArgs) -> None:
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        _lost_interrupts.append(lost.object)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _drop_output() -> None:
@@ -124,8 +151,12 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _terminated(_signal: int, frame: FrameType | None) -> None:
+    """SIGTERM is as a Ctrl-C, whatever that does at the time."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(interrupt):
+        raise KeyboardInterrupt
+    interrupt(signal.SIGINT, frame)
 
 
 def main() -> None:
@@ -136,8 +167,12 @@ def main() -> None:
         return
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
+    sys.unraisablehook = _note_lost
     try:
         build(_wanted(arguments))(args=arguments)
+    except KeyboardInterrupt:
+        _say_interrupted()
+        sys.exit(INTERRUPTED)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             _drop_output()

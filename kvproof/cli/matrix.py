@@ -6,7 +6,15 @@ import msgspec
 import typer
 from rich.table import Table
 
-from kvproof.cli.console import Json, To, counted_line, out, print_json, telling_of_compilation
+from kvproof.cli.console import (
+    Json,
+    To,
+    counted_line,
+    err,
+    out,
+    print_json,
+    telling_of_compilation,
+)
 from kvproof.cli.files import check_page, write_text
 from kvproof.cli.outcomes import exit_code
 from kvproof.evidence.matrix import matrix, page, table
@@ -25,9 +33,7 @@ def command(to: To = None, as_json: Json = False) -> None:
     with telling_of_compilation(), counted_line() as show:
         rows = matrix(progress=show)
     interrupted = len(rows) < len(Rule)
-    if to is not None and not interrupted:
-        write_text(to, page(rows))
-    elif as_json:
+    if as_json:
         falls = [
             {"rule": rule.name, "invariant": identity.name, **msgspec.to_builtins(fall)}
             for rule, row in rows.items()
@@ -41,5 +47,7 @@ def command(to: To = None, as_json: Json = False) -> None:
         out.print(shown)
         out.print(", ".join(f"{identity + 1} {identity.name}" for identity in Id))
     if interrupted:
-        out.print(f"{len(rows)} of {len(Rule)} rules")
+        err.print(f"{len(rows)} of {len(Rule)} rules")
+    elif to is not None:
+        write_text(to, page(rows))
     raise typer.Exit(exit_code([], interrupted=interrupted))

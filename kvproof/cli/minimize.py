@@ -5,10 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from kvproof.checker.minimize import Progress, minimize
-from kvproof.cli.console import Force, err, live_line, out, telling_of_compilation
+from kvproof.cli.console import (
+    Force,
+    Json,
+    err,
+    live_line,
+    out,
+    print_json,
+    telling_of_compilation,
+)
 from kvproof.cli.files import check_output
 from kvproof.cli.outcomes import HOLDS, INTERRUPTED
 from kvproof.trace.render import render
@@ -31,6 +40,7 @@ def command(
         Path, typer.Option("--to", metavar="FILE", help="Write the smaller trace to this file.")
     ],
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Shrink a trace's scope while its violation stays; Ctrl-C keeps the best so far."""
     check_output("--to", to, force=force)
@@ -46,7 +56,11 @@ def command(
         past = passed_over(trace)
         smaller = minimize(trace, trace.broken, past=past, progress=progress)
     last = reports[-1]
-    out.print(render(smaller))
+    if as_json:
+        found = {"stage": last.stage, "seconds": round(last.seconds, 2)}
+        print_json("minimize", {**found, "trace": msgspec.to_builtins(smaller)})
+    else:
+        out.print(render(smaller))
     save(smaller, to, force=force)
     err.print(f"{_HOW_IT_ENDED[last.stage]} ({_said(last)})")
     raise typer.Exit(INTERRUPTED if last.stage == "interrupted" else HOLDS)

@@ -13,6 +13,8 @@ BOUNDED = 3
 """Nothing falls, but a limit was reached: what was covered is said."""
 INTERRUPTED = 130
 """Ctrl-C or SIGTERM: what was covered until then is said."""
+DEFECT = 70
+"""A defect of kvproof itself, with its traceback."""
 CLOSED_PIPE = 141
 """Whoever read the output has gone."""
 

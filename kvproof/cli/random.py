@@ -87,7 +87,7 @@ def command(
         print_json("random", {**_as_json(done), "seconds": round(seconds, 2)})
     else:
         out.print(f"{done}, {seconds:.0f} s")
-    raise typer.Exit(exit_code([], interrupted=done.runs < runs))
+    raise typer.Exit(exit_code([], interrupted=done.interrupted))
 
 
 def _as_json(done: Tally) -> dict[str, object]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,19 +18,21 @@ from kvproof.cli.console import (
     Force,
     Json,
     coloured,
+    counted_line,
     err,
     out,
     print_json,
     telling_of_compilation,
     titled,
 )
-from kvproof.cli.files import write_text
-from kvproof.cli.outcomes import VIOLATED
+from kvproof.cli.files import check_page, write_text
+from kvproof.cli.outcomes import VIOLATED, exit_code
+from kvproof.evidence.project import project
 from kvproof.simulate import plot as plotting
 from kvproof.simulate import real, report
 from kvproof.simulate.comparison import EXPLAINED, Cause, Comparison, compare_runs
 from kvproof.simulate.page import measured_page
-from kvproof.simulate.scaled import run_episodes
+from kvproof.simulate.scaled import Episode, run_episodes
 from kvproof.simulate.serq import Variant, run_on_serq
 from kvproof.simulate.summary import check_file, summarise, write_csv
 from kvproof.trace.render import render
@@ -62,22 +63,14 @@ CheckEvery = Annotated[int, typer.Option(help="Steps between checks of everythin
 
 
 @contextmanager
-def _progress_bar(name: str, unit: str = "s") -> Iterator[real.Progress | None]:
-    """A bar of what is done, in `unit`, on stderr; nothing where it is no terminal."""
-    if not err.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
-        TextColumn(unit + ", {task.fields[requests]:,} requests"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task(name, total=1, requests=0)
-        yield lambda now, total, requests: bar.update(
-            task, completed=min(now, total), total=total, requests=requests
+def _progress(name: str, unit: str = "s") -> Iterator[real.Progress | None]:
+    """What is done, in `unit`, on stderr; nothing where it is no terminal."""
+    with counted_line(name) as count:
+        if count is None:
+            yield None
+            return
+        yield lambda now, total, requests: count(
+            min(now, total), total, f"{unit}, {requests:,} requests"
         )
 
 
@@ -135,12 +128,8 @@ def multi_turn(
     if plot is not None:
         check_file("--plot", plot, plotting.SUFFIXES, force=force)
         plotting.figure_class()
-    with _progress_bar("multi-turn") as progress:
+    with _progress("multi-turn") as progress:
         run = real.run_on_vllm(draw(settings), settings, version=version, progress=progress)
-    if to is not None:
-        write_csv(run.records, to, force=force)
-    if plot is not None:
-        plotting.plot(run.records, settings, plot)
     if as_json:
         print_json("simulate multi-turn", _run_json(run))
     else:
@@ -148,8 +137,14 @@ def multi_turn(
         out.print(report.totals_sentence(run))
         colour = "green" if run.broken is None else "red"
         out.print(Text(report.checks_sentence(run), style=colour))
-        out.print(f"vLLM {run.version}, {run.seconds:.0f} s")
-    raise typer.Exit(int(run.broken is not None))
+        early = ", interrupted" if run.interrupted else ""
+        out.print(f"vLLM {run.version}, {run.seconds:.0f} s{early}")
+    if to is not None:
+        write_csv(run.records, to, force=force)
+    if plot is not None:
+        plotting.plot(run.records, settings, plot)
+    outcome = "holds" if run.broken is None else "violated"
+    raise typer.Exit(exit_code([outcome], interrupted=run.interrupted))
 
 
 def _run_json(run: real.Run) -> dict[str, Any]:
@@ -174,6 +169,7 @@ def _run_json(run: real.Run) -> dict[str, Any]:
         "steps": run.totals.steps,
         "full_checks": run.full_checks,
         "broken": None if run.broken is None else [run.broken.invariant, run.broken.seen],
+        "interrupted": run.interrupted,
     }
 
 
@@ -197,11 +193,11 @@ def lockstep(
     settings = Settings(policy=policy, depth=depth, seed=seed)
     with (
         telling_of_compilation(),
-        _progress_bar("lockstep", "episodes") as progress,
+        _progress("lockstep", "episodes") as progress,
     ):
         done = run_episodes(settings, episodes, version=version, progress=progress)
-    last = done[-1]
-    agrees = not last.difference and last.broken is None
+    agrees = all(one.agrees for one in done)
+    interrupted = agrees and len(done) < episodes
     counts = {
         "episodes": len(done),
         "requests": sum(len(one.records) for one in done),
@@ -211,21 +207,34 @@ def lockstep(
         "preemptions": sum(record.preemptions for one in done for record in one.records),
     }
     if as_json:
-        broken = None if last.broken is None else [last.broken.invariant, last.broken.seen]
-        results = {**counts, "difference": last.difference, "broken": broken}
-        print_json("simulate lockstep", results)
+        print_json("simulate lockstep", {**counts, **_episode_json(done[-1] if done else None)})
     else:
         listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        out.print(Text.assemble(coloured("equal" if agrees else "stopped"), f": {listed}"))
+        verdict = "interrupted" if interrupted else "equal" if agrees else "stopped"
+        out.print(Text.assemble(coloured(verdict), f": {listed}"))
         if not agrees:
-            out.print(render(last.trace))
-        for field, model, vllm in last.difference:
-            out.print(f"  {field}\n    model {model}\n    vLLM  {vllm}")
-        if last.broken is not None:
-            out.print(f"  broken on the model: {last.broken}")
+            _show_episode(done[-1])
     if to is not None and not agrees:
-        save(last.trace, to, force=force)
-    raise typer.Exit(int(not agrees))
+        save(done[-1].trace, to, force=force)
+    raise typer.Exit(exit_code(["holds" if agrees else "violated"], interrupted=interrupted))
+
+
+def _show_episode(episode: Episode) -> None:
+    out.print(render(episode.trace))
+    for field, model, vllm in episode.difference:
+        out.print(f"  {field}\n    model {model}\n    vLLM  {vllm}")
+    if episode.broken is not None:
+        out.print(f"  broken on the model: {episode.broken}")
+
+
+def _episode_json(episode: Episode | None) -> dict[str, Any]:
+    if episode is None:
+        return {"difference": [], "broken": None}
+    broken = episode.broken
+    return {
+        "difference": episode.difference,
+        "broken": None if broken is None else [broken.invariant, broken.seen],
+    }
 
 
 @app.command(name="compare")
@@ -259,14 +268,18 @@ def compare(
         horizon=horizon,
         warmup=horizon / 10 if warmup is None else warmup,
     )
-    comparisons = []
+    comparisons: list[Comparison] = []
+    interrupted = False
     for variant in variants or [Variant.WHOLE]:
         serq = run_on_serq(settings, variant)
-        with _progress_bar(variant) as progress:
+        with _progress(variant) as progress:
             run = real.run_on_vllm(serq.sessions, settings, version=version, progress=progress)
         if run.broken is not None:
             out.print(f"broken: {run.broken}")
             raise typer.Exit(VIOLATED)
+        if run.interrupted:
+            interrupted = True
+            break
         comparisons.append(compare_runs(serq, run.records, variant))
         if not as_json:
             means = serq.means
@@ -287,7 +300,8 @@ def compare(
             out.print(_table(("program", "cause", "requests"), causes))
         for cause in dict.fromkeys(d.cause for one in comparisons for d in one.differences):
             out.print(titled(cause, f": {EXPLAINED[cause]}"))
-    raise typer.Exit(int(any(one.causes[Cause.UNKNOWN] for one in comparisons)))
+    outcomes = ["fails" if one.causes[Cause.UNKNOWN] else "holds" for one in comparisons]
+    raise typer.Exit(exit_code(outcomes, interrupted=interrupted))
 
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -316,14 +330,28 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 @app.command(name="page")
 def page(
-    file: Annotated[Path, typer.Argument(help="The page.")] = Path("docs/multi-turn.md"),
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FILE",
+            help="The page.",
+            show_default="the project's docs/multi-turn.md",
+        ),
+    ] = None,
     results: Annotated[
-        Path, typer.Option(help="Runs are kept here, and what is here is not run again.")
-    ] = Path(".simulate"),
+        Path | None,
+        typer.Option(
+            help="Runs are kept here, and what is here is not run again.",
+            show_default="the project's .simulate",
+        ),
+    ] = None,
 ) -> None:
     """Measure what docs/multi-turn.md says, about half an hour, and write it."""
+    file = project() / "docs" / "multi-turn.md" if to is None else to
+    check_page("--to", file)
     try:
-        write_text(file, measured_page(results, _progress_bar))
+        write_text(file, measured_page(results or project() / ".simulate", _progress))
     except Broken as broken:
         out.print(f"broken: {broken}")
         raise typer.Exit(VIOLATED) from None

@@ -77,14 +77,18 @@ def command(
             record=record,
             progress=None if show is None else lambda one, total: show(one.number + 1, total),
         )
-    if to is not None:
-        write_text(to, summary_page(done))
+    interrupted = len(done.swept) < count
     violations = []
-    with Client(version) if vllm else nullcontext() as client:
+    with Client(version) if vllm and not interrupted else nullcontext() as client:
         for identity, found in done.distinct().items():
             finding = known_finding(identity)
-            trace = minimal(found)
-            agrees = None if client is None else replay_on_vllm(trace, client).agrees
+            trace, agrees = found.trace, None
+            try:
+                if not interrupted:
+                    trace = minimal(found)
+                    agrees = None if client is None else replay_on_vllm(trace, client).agrees
+            except KeyboardInterrupt:
+                interrupted = True
             violations.append(
                 {
                     "identity": msgspec.to_builtins(identity),
@@ -102,8 +106,9 @@ def command(
                 if finding is None:
                     out.print(render(trace))
     _summarise(done, count, violations, as_json)
+    if to is not None:
+        write_text(to, summary_page(done))
     news = any(one["finding"] is None or one["vllm_agrees"] is False for one in violations)
-    interrupted = len(done.swept) < count
     raise typer.Exit(exit_code(["violated"] if news else [], interrupted=interrupted))
 
 

@@ -41,10 +41,9 @@ def command(
     check_page("--to", to)
     with telling_of_compilation(), counted_line() as show:
         done = progress_sweep(count, seed=seed, progress=show)
-    if to is not None:
-        write_text(to, progress_sweep_page(done))
+    interrupted = done.outcomes.total() < count
     rows = []
-    with Client(version) if vllm else nullcontext() as client:
+    with Client(version) if vllm and not interrupted else nullcontext() as client:
         for identity, found in done.distinct.items():
             agrees = None if client is None else go_round(found, client).agrees
             rows.append((identity, found, known_hang(identity), agrees))
@@ -52,6 +51,7 @@ def command(
         print_json("sweep-progress", sweep_as_json(done, rows))
     else:
         out.print(sweep_summary(done, rows))
+    if to is not None:
+        write_text(to, progress_sweep_page(done))
     news = any(hang is None or agrees is False for _identity, _found, hang, agrees in rows)
-    interrupted = done.outcomes.total() < count
     raise typer.Exit(exit_code(["violated"] if news else [], interrupted=interrupted))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvproof.checker.check import Limits, check
-from kvproof.checker.minimize import Progress, minimize
+from kvproof.checker.minimize import minimize, whole_only
 from kvproof.errors import KvproofError
 from kvproof.evidence.project import COUNTEREXAMPLES, project
 from kvproof.model.rules import Rule
@@ -51,20 +51,11 @@ def _minimal_runs(rule: Rule) -> Iterator[Trace]:
     meant = _meant(rule)
     for scope in _scopes(rule):
         off = scope.with_rules_off(rule.name)
-        result = check(off, Limits(states=_STATES), ignore=past).result
-        if result.reason == "interrupted":
-            raise KeyboardInterrupt
-        violation = result.violation
+        violation = check(off, Limits(states=_STATES), ignore=past).result.finished().violation
         if violation is None:
             continue
         wanted = meant.intersection(violation.invariants)
-        yield minimize(off, wanted or violation.invariants, past=past, progress=_whole_only)
-
-
-def _whole_only(progress: Progress) -> None:
-    """The best so far of a minimisation that was interrupted is no counterexample to record."""
-    if progress.stage == "interrupted":
-        raise KeyboardInterrupt
+        yield minimize(off, wanted or violation.invariants, past=past, progress=whole_only)
 
 
 def _scopes(rule: Rule) -> Iterable[Scope]:

@@ -20,7 +20,9 @@ class FindingGone(KvproofError, RuntimeError):
 
 def find(finding: Finding) -> Trace:
     """A shortest run to the finding in its scope; FindingGone where there is none."""
-    trace = check(finding.scope, ignore=frozenset(finding.past)).trace
+    done = check(finding.scope, ignore=frozenset(finding.past))
+    done.result.finished()
+    trace = done.trace
     if trace is None or finding.broken.name not in trace.broken:
         fell = "nothing" if trace is None else ", ".join(trace.broken)
         raise FindingGone(f"{finding.id}: expected {finding.broken.name} to fall, {fell} did")

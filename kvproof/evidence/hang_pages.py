@@ -34,7 +34,9 @@ def find_guard(guard: Guard) -> Lasso:
 
 
 def _find(scope: Scope, name: str, broken: tuple[str, ...]) -> Lasso:
-    lassos = check_progress(scope).lassos
+    done = check_progress(scope)
+    done.result.finished()
+    lassos = done.lassos
     for one in lassos:
         if set(broken) <= set(one.broken):
             return one
@@ -121,6 +123,7 @@ def _scopes() -> list[str]:
     ]
     for name in LOCKSTEP:
         done = check_progress(SCOPES[name])
+        done.result.finished()
         outcome = ", ".join([done.outcome, *(n for one in done.lassos for n in one.broken)])
         lines.append(
             f"| {name} | {outcome} | {done.result.states:,} | {done.due_states:,} "

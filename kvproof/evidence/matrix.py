@@ -50,8 +50,7 @@ def row(rule: Rule, folder: Path | None = None) -> Row:
         passed = frozenset(map(Id.__getitem__, INFO[rule.name].past))
         for past in dict.fromkeys((frozenset[Id](), passed)):
             result, traces = collect(SchedulerSystem(scope, ignore=past), max_states=STATES)
-            if result.reason == "interrupted":
-                raise KeyboardInterrupt
+            result.finished()
             names = tuple(sorted(identity.name for identity in past))
             for trace in traces:
                 if not prevented(trace, past):

@@ -158,10 +158,13 @@ def kernel(function: Function) -> Function:
     return cast(Function, dispatcher)
 
 
+_UNKEPT = f"{_cache_base()} cannot be written: nothing is kept"
+
+
 def _compilation() -> str:
     """What is being done while code is compiled, and whether it is kept."""
     if _folder is None or _CheckedCache.unkept:
-        return f"compiling (a minute or so; {_cache_base()} cannot be written: nothing is kept)..."
+        return f"compiling (a minute or so; {_UNKEPT})..."
     if _CheckedCache.damaged:
         return f"{_folder} is damaged: compiling anew (a minute or so)..."
     return "compiling (a minute or so, kept for the next time)..."
@@ -170,10 +173,12 @@ def _compilation() -> str:
 class _FirstCompilation(event.Listener):
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify: Callable[[str], None] | None = notify
+        self.promised = False
 
     def on_start(self, _event: Any) -> None:
         if self._notify is not None:
             notify, self._notify = self._notify, None
+            self.promised = _folder is not None and not _CheckedCache.unkept
             notify(_compilation())
 
     def on_end(self, _event: Any) -> None:
@@ -185,10 +190,15 @@ def compiling(notify: Callable[[str], None]) -> Iterator[None]:
     """Call `notify` once, when the first kernel within the block turns out not to be on disk.
 
     Compilation takes up to a minute; a user should be told why nothing moves, in the words that
-    `notify` is given.
+    `notify` is given. Where it turns out that the code could not be kept, that is said at the end.
     """
-    with event.install_listener("numba:compile", _FirstCompilation(notify)):
-        yield
+    listener = _FirstCompilation(notify)
+    try:
+        with event.install_listener("numba:compile", listener):
+            yield
+    finally:
+        if listener.promised and _CheckedCache.unkept:
+            notify(_UNKEPT)
 
 
 def prefetch(array: NDArray[Any], index: int) -> None:

@@ -249,7 +249,9 @@ def find_configuration(rule: Rule | None, *, seconds: float = 60.0) -> Found | N
     if run is None:
         return None
     scope = scope_of(run.parameters, off)
-    return Found(run.parameters, run, scope, check(scope).trace)
+    done = check(scope)
+    done.result.finished()
+    return Found(run.parameters, run, scope, done.trace)
 
 
 def scope_of(values: Mapping[str, Value], off: frozenset[Rule]) -> Scope:

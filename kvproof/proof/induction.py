@@ -15,7 +15,7 @@ from typing import Any, Literal
 import z3
 
 from kvproof.proof.relation import Operation, Relation, Term, Value, name_of, read
-from kvproof.proof.unrolling import Path, States, search, small_model
+from kvproof.proof.unrolling import Path, States, asked, search, small_model
 from kvproof.shown import Shown
 
 Outcome = Literal["holds", "fails", "unknown"]
@@ -95,7 +95,7 @@ class _Clock:
             raise _GivenUp
         solver.set("timeout", max(int(self.left * 1000), 1))
         self.queries += 1
-        answer = solver.check(*extra)
+        answer = asked(solver, *extra)
         if answer == z3.unknown:
             raise _GivenUp
         return bool(answer == z3.sat)

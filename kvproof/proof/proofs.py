@@ -274,7 +274,9 @@ def explore_without(need: Need, recorded: Scope) -> tuple[Trace | None, Comparis
     scope = (need.scope or recorded).with_rules_off(need.rule.name)
     # What follows an assertion is looked at only if assertions are.
     looked_at = {need.invariant, Id.NoAssertion}
-    trace = check(scope, ignore=frozenset(Id) - looked_at).trace
+    done = check(scope, ignore=frozenset(Id) - looked_at)
+    done.result.finished()
+    trace = done.trace
     if trace is None or need.invariant.name not in trace.broken:
         return None, None
     tie = THEOREMS[need.theorem].tie

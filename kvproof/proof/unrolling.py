@@ -114,6 +114,15 @@ class States:
         return Path(self.parameters(model), start, tuple(moves), broken)
 
 
+def asked(solver: Any, *extra: Term) -> Any:
+    """Z3's answer on the solver's formulas and these; KeyboardInterrupt after a Ctrl-C."""
+    answer = solver.check(*extra)
+    if answer == z3.unknown and "interrupted" in solver.reason_unknown():
+        # Z3 takes the signal for itself.
+        raise KeyboardInterrupt
+    return answer
+
+
 def small_model(solver: Any, constants: Iterable[Term], *extra: Term) -> Any:
     """A model of the solver's formulas and `extra`, with small numbers where there is one."""
     numbers = [term for term in constants if not is_flag(term)]
@@ -122,7 +131,7 @@ def small_model(solver: Any, constants: Iterable[Term], *extra: Term) -> Any:
         solver.add(*extra)
         if bound is not None:
             solver.add(*(z3.And(term >= -bound, term <= bound) for term in numbers))
-        found = solver.check() == z3.sat
+        found = asked(solver) == z3.sat
         model = solver.model() if found else None
         solver.pop()
         if found:
@@ -145,7 +154,7 @@ def search(
             break
         broken = states.at(step, z3.Not(every(clause.formula for clause in watched)))
         states.solver.set("timeout", max(int(left * 1000), 1))
-        answer = states.solver.check(broken)
+        answer = asked(states.solver, broken)
         if answer == z3.sat:
             model = small_model(states.solver, states.names(step), broken)
             return states.path(model, step, watched), step

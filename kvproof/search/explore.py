@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.errors import KvproofError
 from kvproof.search.store import Store
 from kvproof.search.system import MOST_INVARIANTS, Successors, System, Words
 
@@ -25,6 +26,10 @@ Reason = Literal["states", "memory", "seconds", "interrupted"]
 _CHUNK_BYTES = 16 << 20
 _CHUNKS_A_BLOCK = 4
 _PROGRESS_SECONDS = 0.1
+
+
+class StepTooLarge(KvproofError, MemoryError):
+    """The successors of one state may take more memory than there is."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,12 @@ class Result:
         """Memory of the store, without the frontier, divided by the states."""
         return self.store_bytes / self.states
 
+    def finished(self) -> Result:
+        """This result, for those who have no use for a part: KeyboardInterrupt after a Ctrl-C."""
+        if self.reason == "interrupted":
+            raise KeyboardInterrupt
+        return self
+
 
 def explore(
     system: System,
@@ -134,12 +145,13 @@ def explore(
     """Visit every reachable state, or stop at a first violation or limit.
 
     The violation reported is one of fewest actions and, among those, the first in the order of
-    states and successors. Limits are looked
-    at between chunks, so `max_states` may be passed by a chunk; `max_memory` is in bytes, store and
-    frontier together, `max_process` the size of the whole process. `progress` is called at most ten
-    times a second. Ctrl-C ends the search after the chunk at hand, a second one at once; either
-    way the result says what was covered. Raises ValueError for a limit that is not positive and
-    for a system that breaks the contract of `System`, OverflowError past `store.MAX_STATES`.
+    states and successors. Limits are looked at between chunks, so `max_states` may be passed by a
+    chunk; `max_memory` is in bytes, store and frontier together, `max_process` the size of the
+    whole process. `progress` is called at most ten times a second. Ctrl-C ends the search after the
+    chunk at hand, a second one at once; either way the result says what was covered. Raises
+    ValueError for a limit that is not positive and for a system that breaks the contract of
+    `System`, StepTooLarge where memory has no room for a step, OverflowError past
+    `store.MAX_STATES`.
     """
     for name, limit in (
         ("max_states", max_states),
@@ -202,7 +214,13 @@ class _Search:
         self.store = Store()
         bytes_a_successor = Successors(1, system.words).nbytes
         capacity = max(_CHUNK_BYTES // bytes_a_successor, system.max_successors)
-        self.out = Successors(capacity, system.words)
+        try:
+            self.out = Successors(capacity, system.words)
+        except MemoryError:
+            raise StepTooLarge(
+                f"{system.name}: a state may have {system.max_successors:,} successors, which take "
+                f"{capacity * bytes_a_successor / 1e9:,.0f} GB: more than there is"
+            ) from None
         self.targets = None if observe is None else np.zeros(capacity, np.uint32)
         self.chunk = capacity // system.max_successors
         self.queue = _Queue(system.words, self.chunk * _CHUNKS_A_BLOCK)

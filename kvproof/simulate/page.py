@@ -26,6 +26,7 @@ from kvproof.simulate.report import (
     totals_sentence,
 )
 from kvproof.simulate.serq import PROGRAM, SerqRun, Variant, run_on_serq
+from kvproof.trace.files import write_bytes
 from kvproof.workload.clock import Record, Totals
 from kvproof.workload.sessions import Session, draw
 from kvproof.workload.settings import Settings
@@ -79,6 +80,8 @@ def kept_run(
         run = run_on_vllm(sessions, settings, progress=progress)
     if run.broken is not None:
         raise run.broken
+    if run.interrupted:
+        raise KeyboardInterrupt
     kept = Kept(
         settings,
         workload,
@@ -88,8 +91,7 @@ def kept_run(
         run.seconds,
         run.version,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(kept))
+    write_bytes(path, msgspec.json.encode(kept))
     return run
 
 

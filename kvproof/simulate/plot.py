@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kvproof.errors import KvproofError
+from kvproof.trace.files import write_bytes
 from kvproof.workload.clock import Record
 from kvproof.workload.settings import Settings
 
@@ -57,7 +59,9 @@ def plot(records: Sequence[Record], settings: Settings, path: Path) -> None:
     tokens.legend()
     # No date, and ids that do not change: the same run draws the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else None
+    drawn = io.BytesIO()
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "kvproof"}):
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(drawn, format=path.suffix[1:], metadata=metadata)
+    write_bytes(path, drawn.getvalue())

@@ -16,6 +16,7 @@ from kvproof.workload.settings import Settings
 
 MODULE = "kvproof.vllm.serving"
 _ROUNDS = 2000
+_PATIENCE = 3.0
 
 Progress = Callable[[float, float, int], None]
 """Called with the simulated time, the horizon and the number of requests so far."""
@@ -23,7 +24,10 @@ Progress = Callable[[float, float, int], None]
 
 @dataclass(frozen=True)
 class Run:
-    """What a simulation observed; `broken` is the invariant that ended it, if one did."""
+    """What a simulation observed; `broken` is the invariant that ended it, if one did.
+
+    `interrupted`: a Ctrl-C ended it before its horizon.
+    """
 
     settings: Settings
     records: list[Record]
@@ -32,6 +36,7 @@ class Run:
     seconds: float
     version: str
     broken: Broken | None
+    interrupted: bool = False
 
 
 def run_on_vllm(
@@ -41,15 +46,22 @@ def run_on_vllm(
     version: str = DEFAULT_VERSION,
     progress: Progress | None = None,
 ) -> Run:
-    """Serve sessions with vLLM's classes up to the horizon or the first broken invariant."""
+    """Serve sessions with vLLM's classes up to the horizon or the first broken invariant.
+
+    Ctrl-C ends it with what was served until then.
+    """
     started = time.perf_counter()
     with Client(version, MODULE) as client:
         client.run([["new", msgspec.to_builtins(settings), msgspec.to_builtins(sessions)]])
-        more = True
-        while more:
-            ((more, now, requests),) = client.run([["advance", _ROUNDS]])
-            if progress is not None:
-                progress(now, settings.horizon, requests)
+        more, interrupted = True, False
+        try:
+            while more:
+                ((more, now, requests),) = client.run([["advance", _ROUNDS]])
+                if progress is not None:
+                    progress(now, settings.horizon, requests)
+        except KeyboardInterrupt:
+            interrupted = True
+            client.settle(_PATIENCE)
         (result,) = client.run([["result"]])
     broken = result["broken"]
     return Run(
@@ -60,4 +72,5 @@ def run_on_vllm(
         seconds=time.perf_counter() - started,
         version=version,
         broken=None if broken is None else Broken(*broken),
+        interrupted=interrupted,
     )

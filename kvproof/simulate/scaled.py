@@ -50,6 +50,11 @@ class Episode:
     broken: clock.Broken | None = None
 
     @property
+    def agrees(self) -> bool:
+        """Whether both sides were equal throughout, and nothing broke."""
+        return not self.difference and self.broken is None
+
+    @property
     def trace(self) -> Trace:
         """The run as a trace."""
         broken = () if self.broken is None else tuple(self.broken.invariant.split(", "))
@@ -246,7 +251,7 @@ def run_episodes(
     version: str = DEFAULT_VERSION,
     progress: Callable[[float, float, int], None] | None = None,
 ) -> list[Episode]:
-    """Small runs from consecutive seeds, up to the first that does not agree.
+    """Small runs from consecutive seeds, up to the first that does not agree, or to a Ctrl-C.
 
     `progress` is called with the episodes done, their number and the requests so far.
     """
@@ -255,11 +260,14 @@ def run_episodes(
     done: list[Episode] = []
     requests = 0
     with Client(version) as client:
-        for number in range(episodes):
-            done.append(run_episode(scaled(settings, settings.seed + number), client))
-            requests += len(done[-1].records)
-            if progress is not None:
-                progress(number + 1, episodes, requests)
-            if done[-1].difference or done[-1].broken:
-                break
+        try:
+            for number in range(episodes):
+                done.append(run_episode(scaled(settings, settings.seed + number), client))
+                requests += len(done[-1].records)
+                if progress is not None:
+                    progress(number + 1, episodes, requests)
+                if not done[-1].agrees:
+                    break
+        except KeyboardInterrupt:
+            pass
     return done

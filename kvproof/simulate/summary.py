@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvproof.trace.files import write_bytes
 from kvproof.workload.clock import Record
 from kvproof.workload.settings import SimulateError
 
@@ -94,27 +96,28 @@ def _figure(name: str, unit: str, values: Sequence[float]) -> Figure:
 
 def write_csv(records: Sequence[Record], path: Path, *, force: bool = False) -> None:
     """Write a line for each request, in the order of arrival; times in seconds, exactly."""
-    check_file("--out", path, (".csv",), force=force)
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for record in records:
-            writer.writerow(
-                [
-                    record.session,
-                    record.turn,
-                    record.sent,
-                    record.prompt,
-                    record.new,
-                    record.out,
-                    record.hit,
-                    record.prefill,
-                    record.ttft,
-                    record.response,
-                    len(record.admissions),
-                    record.preemptions,
-                ]
-            )
+    check_file("--to", path, (".csv",), force=force)
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for record in records:
+        writer.writerow(
+            [
+                record.session,
+                record.turn,
+                record.sent,
+                record.prompt,
+                record.new,
+                record.out,
+                record.hit,
+                record.prefill,
+                record.ttft,
+                record.response,
+                len(record.admissions),
+                record.preemptions,
+            ]
+        )
+    write_bytes(path, stream.getvalue().encode())
 
 
 def check_file(option: str, path: Path, suffixes: tuple[str, ...], *, force: bool) -> None:

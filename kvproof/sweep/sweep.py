@@ -20,7 +20,7 @@ import msgspec
 from kvproof.checker.check import Limits
 from kvproof.checker.collect import collect
 from kvproof.checker.known import known_finding
-from kvproof.checker.minimize import minimize
+from kvproof.checker.minimize import minimize, whole_only
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.options import ScopeError
 from kvproof.native.jit import source_key
@@ -28,6 +28,7 @@ from kvproof.scopes.cover import Cover, Row, pairs_of
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.spec.identity import Identity
 from kvproof.spec.masks import Id
+from kvproof.trace.files import write_bytes
 from kvproof.trace.identify import identity_of
 from kvproof.trace.trace import Trace, TraceError
 
@@ -88,8 +89,7 @@ def search(number: int, row: Row, limits: Limits) -> Swept:
     for past in _PASSED:
         system = SchedulerSystem(scope, ignore=past)
         result, traces = collect(system, max_states=limits.states, max_seconds=limits.seconds)
-        if result.reason == "interrupted":
-            raise KeyboardInterrupt
+        result.finished()
         states = max(states, result.states)
         transitions += result.transitions
         bounded = bounded or result.outcome == "bounded"
@@ -111,13 +111,13 @@ def _recorded(path: Path, made: _Made) -> dict[int, Swept]:
     """The results in a record, which is begun if there is none; a line cut off is taken away."""
     head = msgspec.json.encode(made) + b"\n"
     if not path.exists() or path.stat().st_size == 0:
-        path.write_bytes(head)
+        write_bytes(path, head)
     first, *lines = path.read_bytes().splitlines(keepends=True)
     if first != head:
         raise TraceError(f"{path}: made by other sources or with another limit; name another file")
     if lines and not lines[-1].endswith(b"\n"):
         del lines[-1]
-        path.write_bytes(b"".join((head, *lines)))
+        write_bytes(path, b"".join((head, *lines)))
     try:
         results = [msgspec.json.decode(line, type=Swept) for line in lines]
     except msgspec.DecodeError as error:
@@ -166,10 +166,10 @@ def sweep(
 def minimal(found: Found) -> Trace:
     """The violation in the smallest scope, as short as it gets there; as found if it drifts.
 
-    In a smaller scope the same invariant may fall in another way first.
+    In a smaller scope the same invariant may fall in another way first. A Ctrl-C is raised.
     """
     past = frozenset(Id[name] for name in found.past)
-    trace = minimize(found.trace, found.trace.broken, past=past)
+    trace = minimize(found.trace, found.trace.broken, past=past, progress=whole_only)
     return trace if identity_of(trace) == found.identity else found.trace
 
 

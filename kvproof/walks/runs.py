@@ -45,5 +45,5 @@ def random_runs(
             if progress is not None:
                 progress(i + 1, runs)
     except KeyboardInterrupt:
-        pass
+        tally.interrupted = True
     return tally

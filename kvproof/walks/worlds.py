@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.checker.known import known_finding
-from kvproof.checker.minimize import minimize, prevented
+from kvproof.checker.minimize import minimize, prevented, whole_only
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.engine import Kind
@@ -41,13 +41,17 @@ class Violation(AssertionError):
 
 @dataclass
 class Tally(Shown):
-    """What random runs did: runs, actions by kind, branches taken, open findings met, peaks."""
+    """What random runs did: runs, actions by kind, branches taken, open findings met, peaks.
+
+    `interrupted`: a Ctrl-C came before their end.
+    """
 
     runs: int = 0
     kinds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Kind), np.int64))
     branches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(Branch), np.int64))
     findings: Counter[str] = field(default_factory=Counter)
     peaks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(PEAKS), np.int64))
+    interrupted: bool = False
 
     @property
     def actions(self) -> int:
@@ -128,7 +132,7 @@ def judge(trace: Trace) -> str | None:
         return NOT_PREVENTED
     if trace.scope.rules_off:
         return None
-    finding = known_finding(identity_of(minimize(trace, trace.broken)))
+    finding = known_finding(identity_of(minimize(trace, trace.broken, progress=whole_only)))
     return None if finding is None else finding.id
 
 

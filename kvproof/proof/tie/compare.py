@@ -71,7 +71,7 @@ def transitions_of(scope: Scope, most: int = SMALL) -> tuple[list[Transition], i
             for parent, action in zip(chunk.parent.tolist(), chunk.action.tolist(), strict=True)
         )
 
-    explore(system, max_states=MAX_STATES, observe=keep)
+    explore(system, max_states=MAX_STATES, observe=keep).finished()
     total = len(found)
     if total > most:
         found = [found[i] for i in np.linspace(0, total - 1, most).astype(int)]
