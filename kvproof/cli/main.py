@@ -107,12 +107,8 @@ def _ending(command: Callable[..., Any]) -> Callable[..., Any]:
         except KvproofError as error:
             err.print(f"kvproof: {error}")
             raise typer.Exit(USAGE) from None
-        except BrokenPipeError:
-            _drop_output()
-            raise typer.Exit(CLOSED_PIPE) from None
         except OSError as error:
-            err.print(f"kvproof: {error.filename or 'output'}: {error.strerror or error}")
-            raise typer.Exit(USAGE) from None
+            raise typer.Exit(_failed(error)) from None
         except KeyboardInterrupt:
             _say_interrupted()
             raise typer.Exit(INTERRUPTED) from None
@@ -146,9 +142,15 @@ def _note_lost(lost: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(lost)
 
 
-def _drop_output() -> None:
-    """What is left in the buffer has nowhere to go."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _failed(error: OSError) -> int:
+    """The exit code of an error of a file or of the output, which is said if anybody reads."""
+    if error.filename is None:
+        # What is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return CLOSED_PIPE
+    err.print(f"kvproof: {error.filename or 'output'}: {error.strerror or error}")
+    return USAGE
 
 
 def _terminated(_signal: int, frame: FrameType | None) -> None:
@@ -159,22 +161,32 @@ def _terminated(_signal: int, frame: FrameType | None) -> None:
     interrupt(signal.SIGINT, frame)
 
 
-def main() -> None:
-    """Run the command line; mistakes that a user can mend end with one line on stderr."""
-    arguments = sys.argv[1:]
+def _run(arguments: Sequence[str]) -> None:
     if arguments in (["--version"], ["-V"]):
         print(f"kvproof {__version__}")
-        return
+    else:
+        build(_wanted(arguments))(args=arguments)
+
+
+def main() -> None:
+    """Run the command line; mistakes that a user can mend end with one line on stderr."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (to the end)
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
     sys.unraisablehook = _note_lost
     try:
-        build(_wanted(arguments))(args=arguments)
+        try:
+            _run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         _say_interrupted()
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        sys.exit(_failed(error))
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
-            _drop_output()
-            sys.exit(CLOSED_PIPE)
+            sys.exit(_failed(end.__context__))
         raise
