@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from kvproof.cli.main import main
 from kvproof.scopes.named import SCOPES
 
 ROOT = Path(__file__).parent.parent
+FINDING = "counterexamples/findings/failed-load-stands-in-its-own-way.json"
 
 
 def kvproof(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +73,15 @@ def test_a_limit_exits_with_3_and_says_which() -> None:
         (("check", "two-equal", "--rule-off", "no_rule"), "'no_rule'"),
         (("replay", "missing.json"), "missing.json"),
         (("check", "--no-such-option"), "--no-such-option"),
+        (("random", "--steps", "1000000000"), "equal to 1000000"),
+        (("lockstep", "--version", "0.1.0"), "vLLM 0.1.0"),
+        (("sweep", "--scopes", "1", "--vllm", "--version", "0.1.0"), "vLLM 0.1.0"),
+        (
+            ("replay", FINDING, "--vllm", "--version", "0.1.0"),
+            "vLLM 0.1.0",
+        ),
+        (("random", "--on", "vllm", "--version", "0.1.0"), "vLLM 0.1.0"),
+        (("simulate", "multi-turn", "--version", "0.1.0"), "vLLM 0.1.0"),
     ],
 )
 def test_a_mistake_exits_with_2_and_names_it(arguments: tuple[str, ...], named: str) -> None:
@@ -96,9 +107,6 @@ def test_scopes_and_invariants_are_listed() -> None:
     listed = {scope["name"] for scope in results(kvproof("scopes", "--json").stdout)}
     assert listed == set(SCOPES)
     assert "BlockConservation (state)" in kvproof("invariants").stdout
-
-
-FINDING = "counterexamples/findings/failed-load-stands-in-its-own-way.json"
 
 
 def test_a_trace_is_exported_for_other_tools() -> None:
@@ -215,6 +223,27 @@ def test_a_closed_pipe_is_no_violation() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", [("--version",), ("-h",), ("rules",), ("check", "two-equal")])
+def test_output_that_cannot_be_written_is_no_violation(command: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvproof", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "kvproof: output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_commands_run_without_anybody_to_print_to() -> None:
+    command = f"{sys.executable} -m kvproof rules >&- 2>&-"
+    assert subprocess.run(command, shell=True, cwd=ROOT, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_with_130_and_says_what_was_covered(number: int) -> None:
     started = subprocess.Popen(
@@ -234,6 +263,7 @@ def test_an_interrupt_ends_with_130_and_says_what_was_covered(number: int) -> No
 def test_the_version_and_the_scopes_are_there_at_once() -> None:
     assert kvproof("--version").stdout.startswith("kvproof ")
     assert kvproof("-V").stdout == kvproof("--version").stdout
+    assert kvproof("check", "-h").stdout == kvproof("check", "--help").stdout != ""
     loaded = (
         "import sys; from kvproof.cli.main import build; build(['scopes']); "
         "print(sorted({'numba', 'z3', 'networkx'} & set(sys.modules)))"
@@ -267,3 +297,52 @@ def test_a_limit_of_memory_is_of_the_whole_process() -> None:
     assert report["reason"] == "memory"
     assert report["states"] > 1000
     assert int(limited.stderr.split()[-1]) * 1024 <= 340_000_000
+
+
+def test_a_shell_can_complete_commands_and_options() -> None:
+    asked = {"_KVPROOF_COMPLETE": "complete_bash", "COMP_CWORD": "1", "COMP_WORDS": "kvproof che"}
+    command = "import sys; sys.argv[0] = 'kvproof'; from kvproof.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.stdout.split() == ["check", "check-progress"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fields"),
+    [
+        (("random", "--runs", "3", "--size", "tiny"), 0, {"runs", "actions", "findings"}),
+        (("configure", "reserve_lookahead"), 1, {"configuration", "broken", "trace"}),
+        (("minimize", FINDING, "--to", "smaller.json"), 0, {"stage", "seconds", "trace"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_results_are_there_for_machines(
+    arguments: tuple[str, ...], code: int, fields: set[str], tmp_path: Path
+) -> None:
+    words = [str(tmp_path / word) if word == "smaller.json" else word for word in arguments]
+    done = kvproof(*words, "--json")
+    assert done.returncode == code
+    assert json.loads(done.stdout)["command"] == arguments[0]
+    assert fields <= results(done.stdout).keys()
+
+
+def test_a_name_with_brackets_is_printed_as_it_is_and_one_with_escapes_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.toml"
+    assert kvproof("scope", "--to", str(path)).returncode == 0
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"two-equal"', '"v1 [/wip]"'), encoding="utf-8")
+    done = kvproof("check", str(path))
+    assert (done.returncode, done.stdout.splitlines()[0][:17]) == (0, "v1 [/wip]: holds ")
+    path.write_text(text.replace('"two-equal"', r'"a\u001b[31m\nb"'), encoding="utf-8")
+    done = kvproof("check", str(path))
+    assert done.returncode == 2
+    assert "allowed is text in one line" in done.stderr
+    assert "\x1b" not in done.stderr

@@ -14,6 +14,7 @@ from kvproof.trace.trace import Trace, load, save
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "counterexamples" / "free_tail_first.json"
+VIOLATED = ("check", "shared-prefix", "--rule-off", "evict_hash_on_reuse")
 LASSO = ROOT / "counterexamples" / "progress" / "padding-never-fits.json"
 
 
@@ -172,3 +173,45 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert f"{kept}: No space left on device" in " ".join(capsys.readouterr().err.split())
     assert kept.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [kept]
+
+
+@pytest.mark.parametrize(
+    ("command", "result"),
+    [
+        (
+            ("check", "shared-prefix", "--rule-off", "evict_hash_on_reuse"),
+            "shared-prefix: violated",
+        ),
+        (("check", "shared-prefix", "--rule-off", "evict_hash_on_reuse", "--json"), '"violated"'),
+        (("minimize", TRACE), "rules off: free_tail_first"),
+        (("sweep", "--scopes", "1"), "1 of 1 scopes"),
+        (("sweep-progress", "--scopes", "1"), "1 scopes:"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_result_is_printed_though_its_file_cannot_be_written(
+    command: tuple[str | Path, ...],
+    result: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(_path: Path, _content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    place = tmp_path / "kept"
+    assert run(*command, "--to", place, monkeypatch=monkeypatch) == 2
+    told = capsys.readouterr()
+    assert result in told.out
+    assert f"{place}: No space left on device" in " ".join(told.err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_is_measured_for_the_project_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvproof.__file__", str(tmp_path / "site-packages/kvproof/__init__.py"))
+    assert run("simulate", "page", monkeypatch=monkeypatch) == 2
+    assert list(tmp_path.iterdir()) == []

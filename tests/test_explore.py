@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kvproof.search import explore as explore_module
 from kvproof.search import store
-from kvproof.search.explore import Chunk, Progress, Result, explore
+from kvproof.search.explore import Chunk, Progress, Result, StepTooLarge, explore
 from kvproof.search.system import Successors, Words
 from tests import two_phase_commit as tpc
 from tests.two_phase_commit import TwoPhaseCommit
@@ -338,6 +338,23 @@ def test_a_limit_of_memory_is_kept_and_bounds_the_search(monkeypatch: pytest.Mon
     assert (result.outcome, result.reason) == ("bounded", "memory")
     assert limit / 2 < max(seen) <= limit
     assert result.states > 500
+
+
+def test_a_step_that_memory_has_no_room_for_is_refused_with_its_need() -> None:
+    system = TwoPhaseCommit(3)
+    system.max_successors = 10**13
+    with pytest.raises(StepTooLarge, match=r"10,000,000,000,000 successors, which take .* GB"):
+        explore(system)
+
+
+def test_a_part_is_of_no_use_where_the_whole_is_asked_for() -> None:
+    def interrupt(_progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        explore(TwoPhaseCommit(3), progress=interrupt).finished()
+    bounded = explore(TwoPhaseCommit(3), max_states=1)
+    assert bounded.finished() is bounded
 
 
 def test_an_interrupt_from_the_progress_callback_bounds_the_search() -> None:

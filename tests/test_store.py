@@ -299,6 +299,32 @@ def test_a_cache_that_cannot_be_written_is_said_and_not_needed(tmp_path: Path) -
     assert done.stdout.endswith("4\n")
 
 
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+def test_code_that_could_not_be_kept_after_all_is_said_at_the_end(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import errno\n"
+        "from numba.core.caching import IndexDataCacheFile\n"
+        "from kvproof.native.jit import compiling, kernel\n"
+        "def full(*_):\n"
+        "    raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "IndexDataCacheFile.save = full\n"
+        "@kernel\n"
+        "def double(x):\n"
+        "    return 2 * x\n"
+        "with compiling(print):\n"
+        "    print(double(2))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, check=True, capture_output=True, text=True
+    )
+    promised, result, taken_back = done.stdout.splitlines()
+    assert "kept for the next time" in promised
+    assert result == "4"
+    assert "cannot be written: nothing is kept" in taken_back
+
+
 REPORTLIKE = Schema(
     "test of clearing",
     np.int32,

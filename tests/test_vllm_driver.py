@@ -738,6 +738,43 @@ def test_an_interrupt_does_not_wait_for_the_driver(impostor: Any) -> None:
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.parametrize("sent", [0, 1])
+def test_nobody_waits_for_a_driver_whose_answers_are_not_wanted_any_more(
+    impostor: Any, sent: int
+) -> None:
+    impostor(SLOW.replace("1.0", "60"))
+    started = time.monotonic()
+    with Client() as driver:
+        for _ in range(sent):
+            driver.submit([["observe"]])
+    assert time.monotonic() - started < 5
+
+
+def test_after_an_interrupt_the_answers_that_are_out_are_taken(impostor: Any) -> None:
+    impostor(ECHO)
+    with Client() as driver:
+        driver.submit([["observe"]])
+        driver.settle(10.0)
+        assert driver.run([["again"]]) == [["again"]]
+
+
+def test_an_interrupt_does_not_wait_long_for_answers_that_are_out(impostor: Any) -> None:
+    impostor(ECHO.replace("while", "time.sleep(60)\n    while", 1))
+    started = time.monotonic()
+    with Client() as driver:
+        driver.submit([["observe"]])
+        with pytest.raises(KeyboardInterrupt):
+            driver.settle(0.2)
+    assert time.monotonic() - started < 5
+
+
+def test_the_driver_does_not_hear_the_terminals_interrupt(impostor: Any) -> None:
+    impostor(ECHO)
+    with Client() as driver:
+        driver.run([["observe"]])
+        assert os.getsid(driver._process.pid) == driver._process.pid
+
+
 def test_only_our_package_is_made_importable_and_the_users_path_is_kept(tmp_path: Path) -> None:
     (tmp_path / "probe.py").write_text(
         "import sys, kvproof.vllm.protocol\nprint(kvproof.__file__, sys.argv[1:], *sys.path)\n",
@@ -789,8 +826,21 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_missing_environment_says_how_to_get_it(repository: Path) -> None:
-    with pytest.raises(environment.MissingEnvironment, match=r"`make vllm VERSION=0\.31\.0`"):
-        Client("0.31.0")
+    with pytest.raises(environment.MissingEnvironment, match="`make vllm` in a checkout builds it"):
+        Client()
+    with pytest.raises(environment.MissingEnvironment) as other:
+        Client("0.30.0")
+    said = str(other.value)
+    assert said.index("made for 0.31.0 and may not run on it") < said.index("`make vllm VERSION=")
+
+
+def test_a_driver_that_does_not_start_on_another_release_says_for_which_it_is_made(
+    impostor: Any,
+) -> None:
+    impostor("raise ImportError('AuxOutputConfig')")
+    said = r"(?s)made for 0\.31\.0, .*on 0\.30\.0.*AuxOutputConfig"
+    with Client("0.30.0") as driver, pytest.raises(DriverError, match=said):
+        driver.run([["observe"]])
 
 
 def test_an_interpreter_that_is_none_is_refused(

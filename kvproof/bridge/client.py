@@ -208,6 +208,7 @@ class Client:
                 print(f"vLLM's driver has been silent for {waited:.0f} s", file=sys.stderr)
 
     def _died(self) -> DriverError:
+        self._waiting = 0
         code = self._process.wait()
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").splitlines()[-_ERROR_LINES:]
