@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +15,18 @@ from rich.console import Console
 
 from kvproof.bridge import lockstep as lockstep_module
 from kvproof.bridge.lockstep import Report, lockstep, lockstep_scope
+from kvproof.checker.check import Check, check
 from kvproof.checker.minimize import minimize, whole_only
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.cli import console
 from kvproof.cli import main as main_module
 from kvproof.cli.main import main
 from kvproof.cli.outcomes import exit_code
+from kvproof.cli.searching import searched
+from kvproof.model.scope import Scope
 from kvproof.proof import unrolling
 from kvproof.scopes.named import SCOPES
-from kvproof.search.explore import explore
+from kvproof.search.explore import Progress, explore
 from kvproof.simulate import real
 from kvproof.workload.settings import Settings
 
@@ -265,3 +269,51 @@ def test_without_a_terminal_there_is_no_progress(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(console, "err", Console(file=io.StringIO()))
     with console.counted_line() as count, console.live_line() as show:
         assert (count, show) == (None, None)
+
+
+def test_progress_of_a_search_says_whether_the_frontier_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("kvproof.cli.searching.live_line", lambda: nullcontext(lines.append))
+
+    def search(scope: Scope, progress: Callable[[Progress], None]) -> Check:
+        for depth, frontier in enumerate((1, 3, 2)):
+            progress(Progress(5, 9, depth, frontier, 0.25, 2.0, 10**6))
+        return check(scope)
+
+    (done,) = searched([SCOPES["two-equal"]], search)
+    assert done.result.states == 29
+    assert [line.partition("frontier ")[2].partition(",")[0] for line in lines] == [
+        "1",
+        "3 growing",
+        "2 shrinking",
+    ]
+
+
+def test_what_an_error_quotes_does_nothing_to_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "kvproof.cli.scope.template", fails_with(OSError(2, "no", "a\x1b[31m\r[b]"))
+    )
+    assert end_of("scope", monkeypatch=monkeypatch) == 2
+    assert r"kvproof: a\x1b[31m\r[b]: no" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_added_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "sweep.jsonl"
+    sweep = ("sweep", "--scopes", "1", "--record", str(record))
+    usual = Path.open
+
+    def full(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if mode == "ab":
+            raise OSError(28, "No space left on device")
+        return usual(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    assert end_of(*sweep, monkeypatch=monkeypatch) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{record}: No space left on device: what it has is kept" in said

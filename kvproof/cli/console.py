@@ -90,6 +90,14 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def say(line: str) -> None:
+    """One line of kvproof on stderr; what it quotes is shown without doing anything there."""
+    err.print(f"kvproof: {line.translate(_ESCAPED)}")
+
+
+_ESCAPED = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if code != 10}
+
+
 def coloured(outcome: str) -> Text:
     """An outcome in its colour."""
     colours = {"holds": "green", "violated": "red", "bounded": "yellow", "equal": "green"}

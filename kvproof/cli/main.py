@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from kvproof import __version__
-from kvproof.cli.console import err
+from kvproof.cli.console import say
 from kvproof.cli.outcomes import CLOSED_PIPE, DEFECT, INTERRUPTED, USAGE
 from kvproof.errors import KvproofError
 
@@ -105,7 +105,7 @@ def _ending(command: Callable[..., Any]) -> Callable[..., Any]:
             command(**arguments)
             sys.stdout.flush()
         except KvproofError as error:
-            err.print(f"kvproof: {error}")
+            say(str(error))
             raise typer.Exit(USAGE) from None
         except OSError as error:
             raise typer.Exit(_failed(error)) from None
@@ -113,7 +113,7 @@ def _ending(command: Callable[..., Any]) -> Callable[..., Any]:
             _say_interrupted()
             raise typer.Exit(INTERRUPTED) from None
         except MemoryError:
-            err.print("kvproof: out of memory; --max-memory ends a search before")
+            say("out of memory; --max-memory ends a search before")
             raise typer.Exit(USAGE) from None
         except typer.Exit:
             raise
@@ -128,7 +128,7 @@ def _ending(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say_interrupted() -> None:
-    err.print("kvproof: interrupted")
+    say("interrupted")
 
 
 _lost_interrupts: list[object] = []
@@ -149,7 +149,7 @@ def _failed(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return CLOSED_PIPE
-    err.print(f"kvproof: {error.filename or 'output'}: {error.strerror or error}")
+    say(f"{error.filename or 'output'}: {error.strerror or error}")
     return USAGE
 
 

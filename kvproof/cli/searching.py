@@ -29,7 +29,17 @@ def searched(scopes: list[Scope], search: Callable[..., _Searched]) -> Iterator[
 def _follower(name: str, show: Show | None) -> Callable[[Progress], None] | None:
     if show is None:
         return None
-    return lambda p: show(
-        f"{name}: {p.states:,} states, depth {p.depth} ({p.level_done:.0%}), "
-        f"frontier {p.frontier:,}, {p.states_per_second:,.0f} states/s, {p.memory / 1e6:,.0f} MB"
-    )
+    frontiers: dict[int, int] = {}
+
+    def follow(p: Progress) -> None:
+        # How many there will be nobody knows; whether the frontier grows from level to level is a
+        # sign of it.
+        before = frontiers.get(p.depth - 1)
+        at_start = frontiers.setdefault(p.depth, p.frontier)
+        trend = "" if before is None else " growing" if at_start > before else " shrinking"
+        show(
+            f"{name}: {p.states:,} states, depth {p.depth} ({p.level_done:.0%}), frontier "
+            f"{p.frontier:,}{trend}, {p.states_per_second:,.0f} states/s, {p.memory / 1e6:,.0f} MB"
+        )
+
+    return follow

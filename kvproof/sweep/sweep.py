@@ -28,7 +28,7 @@ from kvproof.scopes.cover import Cover, Row, pairs_of
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.spec.identity import Identity
 from kvproof.spec.masks import Id
-from kvproof.trace.files import write_bytes
+from kvproof.trace.files import append_bytes, write_bytes
 from kvproof.trace.identify import identity_of
 from kvproof.trace.trace import Trace, TraceError
 
@@ -151,8 +151,7 @@ def sweep(
                 except ScopeError as error:
                     raise ScopeError(f"row {number} {row}: {error}") from error
                 if record is not None:
-                    with record.open("ab") as stream:
-                        stream.write(msgspec.json.encode(one) + b"\n")
+                    append_bytes(record, msgspec.json.encode(one) + b"\n")
             elif one.row != row:
                 raise TraceError(f"{record}: row {number} is not the one of this sweep")
             swept.append(one)

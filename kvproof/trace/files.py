@@ -23,6 +23,15 @@ def keep_existing(path: Path, *, force: bool) -> None:
         raise FileKept(f"{path} exists; give --force (force=True) to overwrite it")
 
 
+def append_bytes(path: Path, content: bytes) -> None:
+    """Add to the end of a file; raises FileNotWritten, which names the file and the reason."""
+    try:
+        with path.open("ab") as stream:
+            stream.write(content)
+    except OSError as error:
+        raise FileNotWritten(f"{path}: {error.strerror}: what it has is kept") from error
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file by way of another one beside it, so that no half of it is ever seen.
 
