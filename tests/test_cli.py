@@ -223,6 +223,32 @@ def test_a_closed_pipe_is_no_violation() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check shared-prefix --rule-off evict_hash_on_reuse --to {}",
+        "check-progress two-loads --rule-off drain_block_holders_first --to {}",
+        f"minimize {FINDING} --to {{}}",
+    ],
+)
+def test_a_closed_pipe_loses_no_trace(command: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvproof", *command.format(trace).split()],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert kvproof("replay", str(trace)).returncode == 1
+
+
 @pytest.mark.parametrize("command", [("--version",), ("-h",), ("rules",), ("check", "two-equal")])
 def test_output_that_cannot_be_written_is_no_violation(command: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:

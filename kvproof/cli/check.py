@@ -54,15 +54,17 @@ def command(
     memory = None if max_memory is None else max_memory * 1_000_000
     limits = Limits(max_states, memory, max_seconds)
     done: list[Check] = []
-    for one in searched(chosen, partial(check, limits=limits, rename=rename)):
-        done.append(one)
-        if not as_json:
-            _show(one, coverage=coverage, quiet=quiet)
-    if as_json:
-        print_json("check", [_as_json(one) for one in done])
-    first = next((one.trace for one in done if one.trace is not None), None)
-    if first is not None and to is not None:
-        save(first, to, force=force)
+    try:
+        for one in searched(chosen, partial(check, limits=limits, rename=rename)):
+            done.append(one)
+            if not as_json:
+                _show(one, coverage=coverage, quiet=quiet)
+        if as_json:
+            print_json("check", [_as_json(one) for one in done])
+    finally:  # a reader who has gone is no reason to lose the trace
+        first = next((one.trace for one in done if one.trace is not None), None)
+        if first is not None and to is not None:
+            save(first, to, force=force)
     interrupted = any(one.result.reason == "interrupted" for one in done)
     raise typer.Exit(exit_code((one.result.outcome for one in done), interrupted=interrupted))
 

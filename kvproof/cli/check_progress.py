@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvproof.checker.check import Limits
-from kvproof.checker.check_progress import check_progress
+from kvproof.checker.check_progress import ProgressCheck, check_progress
 from kvproof.cli.arguments import (
     MaxMemory,
     MaxSeconds,
@@ -49,17 +49,19 @@ def command(
     chosen = find_scopes(scopes, rule_off)
     memory = None if max_memory is None else max_memory * 1_000_000
     limits = Limits(max_states, memory, max_seconds)
-    done = []
-    for one in searched(chosen, partial(check_progress, limits=limits, rename=rename)):
-        done.append(one)
-        if not as_json:
-            out.print(titled(one.scope.name, f": {one.headline}"))
-            for found in () if quiet else one.lassos:
-                out.print(f"\n{render_lasso(found)}")
-    if as_json:
-        print_json("check-progress", [report_as_json(one) for one in done])
-    first = next((found for one in done for found in one.lassos), None)
-    if first is not None and to is not None:
-        save_lasso(first, to, force=force)
+    done: list[ProgressCheck] = []
+    try:
+        for one in searched(chosen, partial(check_progress, limits=limits, rename=rename)):
+            done.append(one)
+            if not as_json:
+                out.print(titled(one.scope.name, f": {one.headline}"))
+                for found in () if quiet else one.lassos:
+                    out.print(f"\n{render_lasso(found)}")
+        if as_json:
+            print_json("check-progress", [report_as_json(one) for one in done])
+    finally:  # a reader who has gone is no reason to lose the lasso
+        first = next((found for one in done for found in one.lassos), None)
+        if first is not None and to is not None:
+            save_lasso(first, to, force=force)
     interrupted = any(one.result.reason == "interrupted" for one in done)
     raise typer.Exit(exit_code((one.outcome for one in done), interrupted=interrupted))

@@ -56,12 +56,14 @@ def command(
         past = passed_over(trace)
         smaller = minimize(trace, trace.broken, past=past, progress=progress)
     last = reports[-1]
-    if as_json:
-        found = {"stage": last.stage, "seconds": round(last.seconds, 2)}
-        print_json("minimize", {**found, "trace": msgspec.to_builtins(smaller)})
-    else:
-        out.print(render(smaller))
-    save(smaller, to, force=force)
+    try:
+        if as_json:
+            found = {"stage": last.stage, "seconds": round(last.seconds, 2)}
+            print_json("minimize", {**found, "trace": msgspec.to_builtins(smaller)})
+        else:
+            out.print(render(smaller))
+    finally:  # a reader who has gone is no reason to lose the trace
+        save(smaller, to, force=force)
     err.print(f"{_HOW_IT_ENDED[last.stage]} ({_said(last)})")
     raise typer.Exit(INTERRUPTED if last.stage == "interrupted" else HOLDS)
 
