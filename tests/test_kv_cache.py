@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from kv_cache_twin import CacheTwin, Call, make, next_call
 from pool_twin import pool_differs
 from small_model import SmallModel, small_scope
 
+from kvproof.bridge import environment
+from kvproof.bridge.observation import scope_values
+from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
 from kvproof.model.state import Assertion, Branch, Status
+
+ROOT = Path(__file__).parent.parent
 
 SCOPES = {
     "plain": small_scope(),
@@ -149,3 +159,55 @@ def test_a_block_of_tokens_that_are_not_known_has_no_hash() -> None:
     assert (model.s.num_published[0], model.s.assertion) == (2, Assertion.NONE)
     model.call("kv_cache.cache_blocks", 0, 6)
     assert (model.s.num_published[0], model.s.assertion) == (2, Assertion.HASH_OF_UNKNOWN_TOKENS)
+
+
+def walk_of_the_twin(scope: Scope, seed: int) -> tuple[list[Any], list[Any]]:
+    """Random calls, and after each what the twin has answered and holds."""
+    random, twin = Random(seed), CacheTwin(compile_scope(scope))
+    calls, answers = [], []
+    for _ in range(40):
+        call = next_call(twin, random)
+        arguments = dict(call.arguments)
+        if "status" in arguments:
+            arguments["status"] = Status(arguments["status"]).name
+        calls.append([call.name, call.r, arguments])
+        granted, hits = make(twin, call)
+        cached = sorted(["", *code] for code, found in twin.pool.published.items() if found)
+        answers.append(
+            [
+                granted,
+                hits,
+                list(twin.pool.free),
+                [0, *twin.pool.references.values()],
+                [[prefix, list(twin.pool.published[tuple(prefix[1:])])] for prefix in cached],
+                [list(table) for table in twin.tables],
+                list(twin.published),
+            ]
+        )
+    return calls, answers
+
+
+@pytest.mark.skipif(environment.find() is None, reason="the real vLLM is not here: `make vllm`")
+def test_the_real_manager_does_what_the_twin_does_and_another_one_does_not() -> None:
+    real = [*SCOPES.values(), small_scope(num_blocks=7)]
+    twins = [*SCOPES.values(), SCOPES["watermark"]]
+    walks = [[walk_of_the_twin(scope, seed) for seed in range(25)] for scope in twins]
+    batches = [
+        [scope_values(scope), compile_scope(scope).tokens, [calls for calls, _ in made]]
+        for scope, made in zip(real, walks, strict=True)
+    ]
+    done = subprocess.run(
+        [str(environment.find()), "tests/kv_cache_real.py"],
+        input=json.dumps(batches),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = json.loads(done.stdout.splitlines()[-1])
+    agreed = [
+        [answer for _calls, answer in made] == seen
+        for made, seen in zip(walks, answers, strict=True)
+    ]
+    assert agreed == [True] * len(SCOPES) + [False]
