@@ -1,10 +1,12 @@
 """Runs the simulation on real classes with a guard taken out: which invariant falls?
 
-Runs in vLLM's interpreter; prints {name of the change: [invariant, what was seen] or null}.
+Runs in vLLM's interpreter; prints the invariants that the monitor names, and
+{name of the change: [invariant, what was seen] or null}.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import logging
 import sys
@@ -19,8 +21,10 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched import scheduler as scheduler_module
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from kvproof.vllm import serving
+from kvproof.vllm.monitor import INVARIANTS
 from kvproof.workload.sessions import draw
 from kvproof.workload.settings import Settings
 
@@ -107,6 +111,36 @@ def _nobody_is_lowest(original: Any) -> Any:
     return preempt
 
 
+def _best_ranked(original: Any) -> Any:
+    """The victim is the request that the policy serves first."""
+
+    def greatest(*values: Any, **key: Any) -> Any:
+        return min(*values, **key) if key else original(*values)
+
+    return greatest
+
+
+def _still_runs(original: Any) -> Any:
+    def preempt(self: Any, request: Any, *rest: Any, **named: Any) -> None:
+        original(self, request, *rest, **named)
+        request.status = RequestStatus.RUNNING
+
+    return preempt
+
+
+def _skips_a_token(original: Any) -> Any:
+    def update(self: Any, output: Any) -> None:
+        original(self, output)
+        for name in output.num_scheduled_tokens:
+            self.requests[name].num_computed_tokens += 1
+
+    return update
+
+
+def _nothing(_original: Any) -> Any:
+    return lambda *_arguments, **_named: None
+
+
 def _never_stops(_original: Any) -> Any:
     return lambda request, max_model_len: False
 
@@ -169,18 +203,31 @@ CHANGES: dict[str, tuple[Any, str, Callable[[Any], Any], dict[str, Any]]] = {
     "miscount the free queue": (FreeKVCacheBlockQueue, "append_n", _miscounts, {}),
     "take a block that another holds": (BlockPool, "get_new_blocks", _held_by_another, {}),
     "preempt the first": (Scheduler, "_preempt_request", _nobody_is_lowest, {"pool": 250}),
+    "preempt the best ranked": (
+        scheduler_module,
+        "max",
+        _best_ranked,
+        {"pool": 250, "policy": "priority"},
+    ),
+    "run on after preemption": (Scheduler, "_preempt_request", _still_runs, {"pool": 250}),
+    "skip a token": (Scheduler, "_update_after_schedule", _skips_a_token, {}),
+    "give no slots": (KVCacheManager, "allocate_slots", _nothing, {}),
     "count tokens in flight twice": (Scheduler, "_update_after_schedule", _counts_twice, {}),
 }
 
 
 @contextmanager
 def _changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Any:
-    original = getattr(owner, name)
+    own = name in vars(owner)
+    original = getattr(owner, name) if hasattr(owner, name) else getattr(builtins, name)
     setattr(owner, name, change(original))
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
 
 
 def fallen(name: str) -> list[str] | None:
@@ -199,4 +246,4 @@ def fallen(name: str) -> list[str] | None:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    print(json.dumps({name: fallen(name) for name in sys.argv[1:] or CHANGES}))
+    print(json.dumps([INVARIANTS, {name: fallen(name) for name in sys.argv[1:] or CHANGES}]))
