@@ -20,6 +20,9 @@ from kvproof.trace.trace import Trace, TraceError, load, replay
 
 ROOT = Path(__file__).parent.parent
 
+UNSEEN = {"refund_victim_budget", "count_only_certain_tokens"}
+"""Rules whose minimal run is the same seen from outside: what falls is inside the call."""
+
 
 def recorded(name: str) -> Trace:
     return load(ROOT / FOLDER / f"{name}.json")
@@ -42,7 +45,7 @@ def test_without_its_guard_vllm_does_what_the_model_does_without_the_rule(
         f"guards out {len(vllm.guards)} of {len(Rule)} rules: the real classes do "
         f"the same damage without them, observation by observation ({raised} raise)"
     )
-    assert len(vllm.guards) >= 30
+    assert vllm.guards == set(Rule.__members__)
 
 
 def test_with_its_guard_vllm_survives_the_same_actions(
@@ -74,7 +77,8 @@ def observations(trace: Trace) -> list[object]:
 def test_what_is_observed_tells_a_guard_from_none(vllm: Client) -> None:
     for name in sorted(vllm.guards):
         trace = recorded(name)
-        assert observations(trace) != observations(with_rules_on(trace)), name
+        same = observations(trace) == observations(with_rules_on(trace))
+        assert same == (name in UNSEEN), name
 
 
 def test_guards_are_back_in_with_the_next_run(vllm: Client) -> None:
@@ -83,7 +87,10 @@ def test_guards_are_back_in_with_the_next_run(vllm: Client) -> None:
     assert replay_on_vllm(with_rules_on(trace), vllm).agrees
 
 
-def test_a_rule_whose_guard_cannot_be_taken_out_is_refused(vllm: Client) -> None:
+def test_a_rule_whose_guard_cannot_be_taken_out_is_refused(
+    vllm: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "_guards", vllm.guards - {"finish_once"})
     with pytest.raises(TraceError, match="rules_off = finish_once: cannot be taken out"):
         replay_on_vllm(recorded("finish_once"), vllm)
 
@@ -105,4 +112,4 @@ def test_replay_tells_what_vllm_does_with_the_guard_and_without(
     assert kept.endswith("each as on the model; broken: nothing")
     assert f"without the guard of {name}: " in taken_out
     broken = f"broken: {', '.join(recorded(name).broken)}"
-    assert taken_out.endswith(broken if name in vllm.guards else "that guard and nothing else")
+    assert taken_out.endswith(broken)

@@ -89,11 +89,14 @@ def compile_scope(scope: Scope) -> Compiled:
             tables["prefix_hash"][r, n] = hash_codes.setdefault(hashed(*key), codes[key])
 
     table_len = -(-scope.max_model_len // scope.block_size)
+    table_room = table_len
+    if Rule.cap_slots_at_model_length in off:
+        table_room += scope.num_speculative_tokens + scope.num_lookahead_tokens
     num_requests = len(scope.requests)
     sizes = {
         "R": num_requests,
         "B": scope.num_blocks,
-        "N": table_len,
+        "N": table_room,
         "S": scope.block_size,
         "D": scope.depth,
         "Q": num_requests * (scope.depth + 1) if scope.defer_block_free else 1,
@@ -104,7 +107,7 @@ def compile_scope(scope: Scope) -> Compiled:
         "I": MOST_INVARIANTS,
     }
     c = SCOPE.layout(sizes).new()
-    for name, value in _numbers(scope, table_len, sizes["Q"]).items():
+    for name, value in _numbers(scope, table_len, table_room, sizes["Q"]).items():
         setattr(c, name, int(value))
     for r, request in enumerate(scope.requests):
         for name, value in _request_numbers(scope, r, request).items():
@@ -127,11 +130,14 @@ def compile_scope(scope: Scope) -> Compiled:
     )
 
 
-def _numbers(scope: Scope, table_len: int, max_deferred: int) -> dict[str, int | bool]:
+def _numbers(
+    scope: Scope, table_len: int, table_room: int, max_deferred: int
+) -> dict[str, int | bool]:
     """The single numbers: those of the scope's own name, and what follows from several."""
     return _same_named(scope, dims=()) | {
         "num_requests": len(scope.requests),
         "table_len": table_len,
+        "table_room": table_room,
         "max_deferred": max_deferred,
         "input_budget": scope.max_num_batched_tokens,
         "priority_policy": scope.policy == "priority",

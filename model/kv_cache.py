@@ -71,7 +71,7 @@ def _pin_hits(s, c, e, r, num_hits):
 def _grow(s, c, e, r, num_blocks):
     while s.num_blocks[r] < num_blocks:
         b = block_pool.get_new_block(s, c, e)
-        if s.num_blocks[r] < c.table_len:
+        if s.num_blocks[r] < c.table_room:
             s.block_table[r, s.num_blocks[r]] = b
         s.num_blocks[r] += 1
 

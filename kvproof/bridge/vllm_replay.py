@@ -52,8 +52,8 @@ def replay_on_vllm(trace: Trace, client: Client) -> Replay:
     missing = sorted(set(trace.scope.rules_off) - client.guards)
     if missing:
         raise TraceError(
-            f"rules_off = {', '.join(missing)}: cannot be taken out of vLLM's classes by replacing "
-            f"one function; kvproof/vllm/guards_out.py has those that can"
+            f"rules_off = {', '.join(missing)}: cannot be taken out of vLLM's classes; "
+            f"kvproof/vllm/guards_out.py has those that can"
         )
     compiled = compile_scope(trace.scope)
     moments = tuple(replay(trace))

@@ -100,7 +100,7 @@ def _replay_lasso(found: Lasso, vllm: bool, version: str, as_json: bool) -> NoRe
 def _replays_on_vllm(trace: Trace, version: str) -> Iterator[tuple[Trace, Replay | None]]:
     """The trace on the real classes; one with rules off first on vLLM as it is, guards and all.
 
-    None where the guards of its rules cannot be taken out.
+    None where the driver has no way to take out the guards of its rules.
     """
     with Client(version) as client:
         if trace.scope.rules_off:
@@ -114,7 +114,7 @@ def _say_replay(run: Trace, done: Replay | None, version: str) -> str:
     off = ", ".join(run.scope.rules_off)
     vllm = f"vLLM {version} {f'without the guard of {off}' if off else 'as it is'}:"
     if done is None:
-        return f"{vllm} not tried, for no one function has that guard and nothing else"
+        return f"{vllm} not tried, for kvproof/vllm/guards_out.py cannot take it out"
     if not done.agrees:
         fields = "; ".join(f"{name}: model {a}, vLLM {b}" for name, a, b in done.fields)
         return f"{vllm} differs from the model at action {done.differs_at}: {fields}"

@@ -1,7 +1,8 @@
-"""Guards of vLLM taken out of the real classes while a run is on them: one function each.
+"""Guards of vLLM taken out of the real classes while a run is on them.
 
-Runs in vLLM's interpreter: with its rule off in the model and its guard out here, a trace must do
-the same damage on both sides.
+A guard that is a function of its own is replaced here; one that stands inside a function is edited
+out (kvproof/vllm/guard_edits.py). Runs in vLLM's interpreter: with its rule off in the model and
+its guard out here, a trace must do the same damage on both sides.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
+
+from kvproof.vllm.edits import Edit, edited
+from kvproof.vllm.guard_edits import EDITS
 
 Guard = tuple[Any, str, Any]
 
@@ -115,7 +119,7 @@ _free_blocks = BlockPool.free_blocks
 _update_with_output = Scheduler._update_request_with_output
 _hash_block_tokens = kv_cache_utils.hash_block_tokens
 
-GUARDS: dict[str, Guard] = {
+REPLACED: dict[str, Guard] = {
     "evict_hash_on_reuse": (BlockPool, "_maybe_evict_cached_block", lambda self, block: False),
     "take_hit_from_free_queue": (BlockPool, "touch", _touch),
     "free_tail_first": (
@@ -204,11 +208,22 @@ GUARDS: dict[str, Guard] = {
 }
 """By rule: the function that has the guard, and what it is without."""
 
+GUARDS = (*REPLACED, *EDITS)
+"""The rules whose guards can be taken out."""
+
 
 @contextmanager
 def taken_out(rules: Iterable[str]) -> Iterator[None]:
     """vLLM without the guards of these rules; KeyError names one that cannot be taken out."""
+    replaced: list[Guard] = []
+    edits: list[Edit] = []
+    for rule in rules:
+        if rule in EDITS:
+            edits += EDITS[rule]
+        else:
+            replaced.append(REPLACED[rule])
     with ExitStack() as stack:
-        for owner, name, function in [GUARDS[rule] for rule in rules]:
+        stack.enter_context(edited(edits))
+        for owner, name, function in replaced:
             stack.enter_context(patch.object(owner, name, function))
         yield
