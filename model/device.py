@@ -105,15 +105,14 @@ def run_in_flight(s, c, e, kv):
     for r in range(c.num_requests):
         e.accepted[r] = 0
         e.load_fails[r] = 0
-        e.behind[r] = 0
     for d in range(s.num_steps):
-        run_step(s, c, e, kv, d)
         for k in range(s.step_len[d]):
             r = s.step_order[d, k] - 1
-            if d + 1 < s.num_steps and s.step_stale[d + 1, r] != s.step_stale[d, r]:
-                e.behind[r] = 0
-            elif s.step_samples[d, r]:
-                e.behind[r] += s.step_drafts[d, r]
+            e.behind[r] = 0
+            for earlier in range(d):
+                if s.step_samples[earlier, r] and s.step_stale[earlier, r] == s.step_stale[d, r]:
+                    e.behind[r] += s.step_drafts[earlier, r]
+        run_step(s, c, e, kv, d)
 
 
 @kernel
