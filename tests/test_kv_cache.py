@@ -134,6 +134,35 @@ def test_the_walks_reach_every_refusal_and_every_branch_of_the_pool() -> None:
     }
 
 
+def test_a_request_that_holds_blocks_keeps_them_when_it_loads_again() -> None:
+    model = SmallModel(SCOPES["plain"])
+    s = model.s
+    s.num_tokens[0] = 5
+    order = (0, 0, 0, 4, True, False, 0, True)
+    for _ in range(2):
+        assert model.call("kv_cache.allocate_slots", 0, *order)
+        assert (s.num_blocks[0], s.block_table.row(0)) == (2, [1, 2, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "reason"),
+    [
+        (3, 0, Branch.waiting_watermark_refused),
+        (4, 2, Branch.waiting_reservation_refused),
+        (2, 0, None),
+    ],
+)
+def test_a_refusal_is_counted_by_its_reason(
+    free: int, reserved: int, reason: Branch | None
+) -> None:
+    model = SmallModel(SCOPES["watermark"])
+    s = model.s
+    s.num_free, s.num_tokens[0], s.status[0] = free, 5, Status.WAITING
+    assert not model.call("kv_cache.allocate_slots", 0, 5, 0, 0, 0, False, False, reserved, True)
+    counted = [branch for branch in Branch if model.e.branches[branch]]
+    assert counted == ([] if reason is None else [reason])
+
+
 def test_nobody_may_ask_for_no_slots() -> None:
     model = SmallModel(SCOPES["plain"])
     order = (0, 0, 1, 0, False, False, 0, True)
