@@ -12,7 +12,6 @@ from kvproof.model.rules import Rule
 from kvproof.model.scope import External, RequestSpec, Scope
 from kvproof.model.state import REPORT, SCOPE, STATE, Branch
 from kvproof.native.record import Layout, Record, Words
-from kvproof.search.system import MOST_INVARIANTS
 
 _EXTERNAL = "external_"
 
@@ -104,7 +103,6 @@ def compile_scope(scope: Scope) -> Compiled:
         "P": len(codes) + 1,
         "K": len(Rule),
         "C": len(Branch),
-        "I": MOST_INVARIANTS,
     }
     c = SCOPE.layout(sizes).new()
     for name, value in _numbers(scope, table_len, table_room, sizes["Q"]).items():

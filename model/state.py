@@ -328,9 +328,5 @@ REPORT = Schema(
         _field("misread", "R", "its step read KV of another prefix"),
         _field("visited", "R", "considered while the running requests were scheduled"),
         _field("branches", "C", "times each branch was taken", lasts=True),
-        _field("tested", "I", "times each invariant was put to the test", lasts=True),
-        _field("kv_later", "B S", "the KV after the in-flight steps have run", lasts=True),
-        _field("holders", "B", "scratch: holders of each block", lasts=True),
-        _field("rename", "B", "scratch of the renaming of blocks", lasts=True),
     ),
 )

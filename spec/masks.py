@@ -5,12 +5,14 @@ Made by `kvproof docs` from the table in spec/invariants.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 from kvproof.model import engine
 from kvproof.native.jit import kernel
+from kvproof.native.record import Record
 from kvproof.spec import state_invariants, step_invariants
-from kvproof.spec.verdicts import BROKEN, VACUOUS
+from kvproof.spec.verdicts import BROKEN, VACUOUS, WORKSPACE
 
 
 class Id(IntEnum):
@@ -43,53 +45,58 @@ class Id(IntEnum):
     AdmissionFits = 24
 
 
+def new_workspace(sizes: Mapping[str, int]) -> Record:
+    """A workspace for states with these sizes, in which nothing has been put to the test."""
+    return WORKSPACE.layout({**sizes, "I": len(Id)}).new()
+
+
 @kernel
-def _note(e, which, verdict):
+def _note(w, which, verdict):
     """Count the test and give the invariant's bit if it is broken."""
     if verdict != VACUOUS:
-        e.tested[which] += 1
+        w.tested[which] += 1
     return (1 << which) if verdict == BROKEN else 0
 
 
 @kernel
-def check_state(s, c, e):
+def check_state(s, c, w):
     """Mask of the state invariants that the state breaks; bit i is Id(i)."""
     broken = 0
-    broken |= _note(e, Id.BlockConservation, state_invariants.block_conservation(s, c, e))
-    broken |= _note(e, Id.PublishedSound, state_invariants.published_sound(s, c, e))
-    broken |= _note(e, Id.ReadsCorrect, state_invariants.reads_correct(s, c, e))
-    broken |= _note(e, Id.NoReuseInFlight, state_invariants.no_reuse_in_flight(s, c, e))
-    broken |= _note(e, Id.CountersConsistent, state_invariants.counters_consistent(s, c, e))
-    broken |= _note(e, Id.SlotsRespected, state_invariants.slots_respected(s, c, e))
-    broken |= _note(e, Id.QueueStatusAgree, state_invariants.queue_status_agree(s, c, e))
-    broken |= _note(e, Id.OutputExact, state_invariants.output_exact(s, c, e))
-    broken |= _note(e, Id.FreedExactlyOnce, state_invariants.freed_exactly_once(s, c, e))
-    broken |= _note(e, Id.Isolation, state_invariants.isolation(s, c, e))
-    broken |= _note(e, Id.EvictionOrder, state_invariants.eviction_order(s, c, e))
-    broken |= _note(e, Id.NoAssertion, state_invariants.no_assertion(s, c, e))
+    broken |= _note(w, Id.BlockConservation, state_invariants.block_conservation(s, c, w))
+    broken |= _note(w, Id.PublishedSound, state_invariants.published_sound(s, c, w))
+    broken |= _note(w, Id.ReadsCorrect, state_invariants.reads_correct(s, c, w))
+    broken |= _note(w, Id.NoReuseInFlight, state_invariants.no_reuse_in_flight(s, c, w))
+    broken |= _note(w, Id.CountersConsistent, state_invariants.counters_consistent(s, c, w))
+    broken |= _note(w, Id.SlotsRespected, state_invariants.slots_respected(s, c, w))
+    broken |= _note(w, Id.QueueStatusAgree, state_invariants.queue_status_agree(s, c, w))
+    broken |= _note(w, Id.OutputExact, state_invariants.output_exact(s, c, w))
+    broken |= _note(w, Id.FreedExactlyOnce, state_invariants.freed_exactly_once(s, c, w))
+    broken |= _note(w, Id.Isolation, state_invariants.isolation(s, c, w))
+    broken |= _note(w, Id.EvictionOrder, state_invariants.eviction_order(s, c, w))
+    broken |= _note(w, Id.NoAssertion, state_invariants.no_assertion(s, c, w))
     return broken
 
 
 @kernel
-def check_step(before, s, c, e, action):
+def check_step(before, s, c, e, w, action):
     """Mask of the step invariants that an action breaks; bit i is Id(i)."""
     kind = engine.kind_of(action)
     broken = 0
-    broken |= _note(e, Id.BudgetRespected, step_invariants.budget_respected(before, s, c, e, kind))
-    broken |= _note(e, Id.ScheduleSet, step_invariants.schedule_set(before, s, c, e, kind))
-    broken |= _note(e, Id.VictimFreeable, step_invariants.victim_freeable(before, s, c, e, kind))
-    broken |= _note(e, Id.VictimIsLowest, step_invariants.victim_is_lowest(before, s, c, e, kind))
-    broken |= _note(e, Id.PolicyOrder, step_invariants.policy_order(before, s, c, e, kind))
+    broken |= _note(w, Id.BudgetRespected, step_invariants.budget_respected(before, s, c, e, kind))
+    broken |= _note(w, Id.ScheduleSet, step_invariants.schedule_set(before, s, c, e, kind))
+    broken |= _note(w, Id.VictimFreeable, step_invariants.victim_freeable(before, s, c, e, kind))
+    broken |= _note(w, Id.VictimIsLowest, step_invariants.victim_is_lowest(before, s, c, e, kind))
+    broken |= _note(w, Id.PolicyOrder, step_invariants.policy_order(before, s, c, e, kind))
     broken |= _note(
-        e, Id.WrittenSlotsOwned, step_invariants.written_slots_owned(before, s, c, e, kind)
+        w, Id.WrittenSlotsOwned, step_invariants.written_slots_owned(before, s, c, e, kind)
     )
-    broken |= _note(e, Id.HitMaximal, step_invariants.hit_maximal(before, s, c, e, kind))
+    broken |= _note(w, Id.HitMaximal, step_invariants.hit_maximal(before, s, c, e, kind))
     broken |= _note(
-        e, Id.LeastRecentlyFreed, step_invariants.least_recently_freed(before, s, c, e, kind)
+        w, Id.LeastRecentlyFreed, step_invariants.least_recently_freed(before, s, c, e, kind)
     )
-    broken |= _note(e, Id.ResetSound, step_invariants.reset_sound(before, s, c, e, kind))
-    broken |= _note(e, Id.NoWastedStep, step_invariants.no_wasted_step(before, s, c, e, kind))
-    broken |= _note(e, Id.NoStall, step_invariants.no_stall(before, s, c, e, kind))
-    broken |= _note(e, Id.HandOver, step_invariants.hand_over(before, s, c, e, kind))
-    broken |= _note(e, Id.AdmissionFits, step_invariants.admission_fits(before, s, c, e, kind))
+    broken |= _note(w, Id.ResetSound, step_invariants.reset_sound(before, s, c, e, kind))
+    broken |= _note(w, Id.NoWastedStep, step_invariants.no_wasted_step(before, s, c, e, kind))
+    broken |= _note(w, Id.NoStall, step_invariants.no_stall(before, s, c, e, kind))
+    broken |= _note(w, Id.HandOver, step_invariants.hand_over(before, s, c, e, kind))
+    broken |= _note(w, Id.AdmissionFits, step_invariants.admission_fits(before, s, c, e, kind))
     return broken

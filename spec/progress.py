@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from kvproof.model.rules import Rule
 from kvproof.model.scope import Scope
+from kvproof.spec.rules import RULES
 
 
 class Property(IntEnum):
@@ -36,15 +37,19 @@ def most_passes(scope: Scope, r: int) -> int:
     return scope.depth - 1 + (0 if external is None else external.ask_later)
 
 
+def broken_by(one: Property) -> tuple[Rule, ...]:
+    """Rules without which a property falls, for instance."""
+    return tuple(info.rule for info in RULES if one.name in info.breaks_progress)
+
+
 @dataclass(frozen=True)
 class Statement:
-    """One progress property in words, why it matters, how it is looked for, and what breaks it."""
+    """One progress property in words, why it matters, and how it is looked for."""
 
     property: Property
     statement: str
     why: str
     how: str
-    broken_by: tuple[Rule, ...]
 
 
 STATEMENTS = (
@@ -54,22 +59,12 @@ STATEMENTS = (
         "device has something to do.",
         "An engine that goes to sleep with work at hand waits for the next arrival to wake it.",
         "Found during the search: a state with work due whose only actions are clients'.",
-        (Rule.stay_awake_for_delayed_frees,),
     ),
     Statement(
         Property.NothingStuck,
         "No fair run goes on for ever with empty steps while work is due.",
         "The engine looks healthy, and nobody is served ever again.",
         "A fair cycle of empty steps alone.",
-        (
-            Rule.reserve_for_inflight_prefills,
-            Rule.reserve_spec_step_for_loads,
-            Rule.drain_block_holders_first,
-            Rule.check_capacity_before_pinning,
-            Rule.release_hold_if_load_already_done,
-            Rule.remove_aborted_from_queues,
-            Rule.forget_victim_placeholders,
-        ),
     ),
     Statement(
         Property.NoPreemptionCycle,
@@ -77,7 +72,6 @@ STATEMENTS = (
         "a transfer takes.",
         "Every round costs a prefill and brings nothing; what a transfer takes can be minutes.",
         "A cycle of the engine's own actions that preempts, fair to transfers or not.",
-        (Rule.victim_must_be_freeable, Rule.reserve_full_sequence),
     ),
     Statement(
         Property.EveryRequestFinishes,
@@ -85,7 +79,6 @@ STATEMENTS = (
         "It is what the user waits for.",
         "Any fair cycle with work due, or a dead end: in a finite graph there is no other way to "
         "wait for ever. A run without end comes to a cycle, and one without clients' actions too.",
-        (Rule.victim_must_be_freeable, Rule.drain_block_holders_first),
     ),
     Statement(
         Property.BoundedOvertaking,
@@ -96,6 +89,5 @@ STATEMENTS = (
         "requests that were never admitted, else the queue's order counts (FCFS), or priority and "
         "arrival. Requests that hold blocks are served before others by design and pass nobody; "
         "who waits for a load is not passed.",
-        (Rule.requeue_victim_first,),
     ),
 )

@@ -25,6 +25,7 @@ class RuleInfo:
     """One rule: what it requires, where vLLM has it, and what goes wrong without it.
 
     `breaks` names invariants that fall without it, for the page of invariants; the matrix has all.
+    `breaks_progress` names progress properties that do.
     `account` tells its counterexample. `seed` is a scope that needs it, where no named one does or
     one shows it with a longer run. The search for its counterexample passes over the invariants in
     `past`: they fall first and say less than what falls after them.
@@ -35,6 +36,7 @@ class RuleInfo:
     where: str
     account: str
     breaks: tuple[str, ...] = ()
+    breaks_progress: tuple[str, ...] = ()
     reports: tuple[str, ...] = ()
     seed: Scope | None = None
     past: tuple[str, ...] = ()
@@ -125,6 +127,7 @@ RULES = (
         where=f"{_MANAGER}: allocate_slots",
         reports=("vllm#11562",),
         breaks=("QueueStatusAgree",),
+        breaks_progress=("NothingStuck",),
         account=(
             "R1 hits two blocks of R0 that are in the free queue. They are pinned at once, and "
             "only then the check finds too few free blocks, since it counts the hits as still to "
@@ -231,6 +234,7 @@ RULES = (
         where=f"{_MANAGER}: allocate_slots, full_sequence_must_fit",
         reports=("vllm#25538", "vllm#37307"),
         breaks=("AdmissionFits",),
+        breaks_progress=("NoPreemptionCycle",),
         account=(
             "R1 is admitted with its first chunk although the pool has no room for the rest of its "
             "prompt. The rest can only come by preempting someone, and the one that is preempted "
@@ -312,6 +316,7 @@ RULES = (
         where=f"{_SCHEDULER}: schedule, _request_blocks_can_be_freed",
         reports=("vllm#45357",),
         breaks=("VictimFreeable",),
+        breaks_progress=("NoPreemptionCycle", "EveryRequestFinishes"),
         account=(
             "R0 needs a block and preempts R1, but a step in flight still writes R1's block, so it "
             "goes behind a fence and not into the pool. R1 has lost its work and R0 has gained "
@@ -381,6 +386,7 @@ RULES = (
         where=f"{_SCHEDULER}: _preempt_request; vllm/v1/core/sched/request_queue.py",
         reports=("vllm#41951", "vllm#33499"),
         breaks=("PolicyOrder",),
+        breaks_progress=("BoundedOvertaking",),
         account=(
             "R2 is preempted and goes to the end of the waiting queue, behind R0, which was never "
             "admitted. R0 takes the room that R2 needs, and under load there is always another to "
@@ -404,6 +410,7 @@ RULES = (
         where=f"{_SCHEDULER}: _preempt_request",
         reports=("vllm#48245",),
         breaks=("CountersConsistent",),
+        breaks_progress=("NothingStuck",),
         account=(
             "R0 is preempted by the reset with a step in flight. It "
             "starts anew but keeps the placeholder of an output that will be treated as the old "
@@ -498,6 +505,7 @@ RULES = (
         requires="An aborted request leaves its queue.",
         where=f"{_SCHEDULER}: finish_requests",
         breaks=("QueueStatusAgree",),
+        breaks_progress=("NothingStuck",),
         account=(
             "R0 is aborted while it waits, and stays in the waiting queue. The next call of "
             "schedule takes up a request that the scheduler does not know any more."
@@ -688,6 +696,7 @@ RULES = (
         where=f"{_SCHEDULER}: finish_requests",
         reports=("vllm#32255",),
         breaks=("FreedExactlyOnce",),
+        breaks_progress=("NothingStuck",),
         account=(
             "R0's load is done and reported, but R0 is aborted before the next call of schedule "
             "has seen to it. Its blocks are held for a report that has been and will not come "
@@ -743,6 +752,7 @@ RULES = (
         where=f"{_SCHEDULER}: _inflight_prefill_reserved_blocks",
         reports=("vllm#45387", "vllm#45388", "vllm#27074", "vllm#40968"),
         breaks=("NoStall",),
+        breaks_progress=("NothingStuck",),
         account=(
             "Two loads are admitted side by side, each with room for what it loads only. When both "
             "are done the pool is full: R0 needs one more block for the rest of its prompt, R1 "
@@ -754,6 +764,7 @@ RULES = (
         requires="That reserve includes the slots of a speculative step.",
         where=f"{_SCHEDULER}: _spec_decode_step_blocks",
         breaks=("NoStall",),
+        breaks_progress=("NothingStuck",),
         seed=Scope(
             name="loads-under-speculation",
             num_speculative_tokens=1,
@@ -779,6 +790,7 @@ RULES = (
         where=f"{_SCHEDULER}: schedule, kv_holding_waiting",
         reports=("vllm#53130",),
         breaks=("NoStall",),
+        breaks_progress=("NothingStuck", "EveryRequestFinishes"),
         account=(
             "R1 has its block and its load is done; R0, which needs the same block, stands before "
             "it. R0 cannot be admitted, the scan ends there, and the only request that could run "
@@ -817,6 +829,7 @@ RULES = (
         where=f"{_SCHEDULER}: has_finished_requests",
         reports=("vllm#43433", "local-inference-lab/vllm#191"),
         breaks=("NoStall",),
+        breaks_progress=("NoDeadEnd",),
         account=(
             "R0 is finished, and its block is held until it is sent. No request is left, so the "
             "engine stops stepping, and the report that the transfer is done is never fetched: the "

@@ -1,4 +1,7 @@
-"""Invariants of one state; the registry in spec/invariants.py states each in words."""
+"""Invariants of one state; the registry in spec/invariants.py states each in words.
+
+Each gets the state, the compiled scope, and a workspace to write in (spec/verdicts.py).
+"""
 
 from __future__ import annotations
 
@@ -26,28 +29,28 @@ def _count_holders(s, c, holders):
 
 
 @kernel
-def block_conservation(s, c, e):
-    if not _count_holders(s, c, e.holders) or s.ref_cnt[0] != 0:
+def block_conservation(s, c, w):
+    if not _count_holders(s, c, w.holders) or s.ref_cnt[0] != 0:
         return BROKEN
     free = 0
     for b in range(1, c.num_blocks):
-        if s.ref_cnt[b] != e.holders[b]:
+        if s.ref_cnt[b] != w.holders[b]:
             return BROKEN
-        if e.holders[b] == 0:
+        if w.holders[b] == 0:
             free += 1
     if s.num_free != free:
         return BROKEN
     for i in range(s.num_free):
         b = s.free_queue[i]
         # A second sight of the same block finds the mark of the first.
-        if b == 0 or e.holders[b] != 0:
+        if b == 0 or w.holders[b] != 0:
             return BROKEN
-        e.holders[b] = -1
+        w.holders[b] = -1
     return HOLDS
 
 
 @kernel
-def published_sound(s, c, e):
+def published_sound(s, c, w):
     published = False
     for b in range(1, c.num_blocks):
         if s.block_hash[b]:
@@ -58,9 +61,9 @@ def published_sound(s, c, e):
         return _published_in(s, c, s.kv)
     for b in range(1, c.num_blocks):
         for i in range(c.block_size):
-            e.kv_later[b, i] = s.kv[b, i]
-    device.run_in_flight(s, c, e, e.kv_later)
-    return _published_in(s, c, e.kv_later)
+            w.kv_later[b, i] = s.kv[b, i]
+    device.run_in_flight(s, c, w, w.kv_later)
+    return _published_in(s, c, w.kv_later)
 
 
 @kernel
@@ -78,14 +81,14 @@ def _published_in(s, c, kv):
 
 
 @kernel
-def reads_correct(s, c, e):
+def reads_correct(s, c, w):
     if s.misread:
         return BROKEN
     return VACUOUS if s.num_running == 0 else HOLDS
 
 
 @kernel
-def no_reuse_in_flight(s, c, e):
+def no_reuse_in_flight(s, c, w):
     tested = False
     for r in range(c.num_requests):
         moving = s.load[r] == Load.PENDING
@@ -123,7 +126,7 @@ def _writes(s, c, d, r, b):
 
 
 @kernel
-def counters_consistent(s, c, e):
+def counters_consistent(s, c, w):
     tested = False
     for r in range(c.num_requests):
         if s.status[r] == Status.ABSENT or s.status[r] == Status.GONE:
@@ -169,14 +172,14 @@ def _drafts_in_flight(s, c, r):
 
 
 @kernel
-def slots_respected(s, c, e):
+def slots_respected(s, c, w):
     if s.num_running == 0:
         return VACUOUS
     return verdict(s.num_running <= c.max_num_seqs)
 
 
 @kernel
-def queue_status_agree(s, c, e):
+def queue_status_agree(s, c, w):
     tested = False
     for r in range(c.num_requests):
         running = count(s.running, s.num_running, r)
@@ -202,7 +205,7 @@ def queue_status_agree(s, c, e):
 
 
 @kernel
-def output_exact(s, c, e):
+def output_exact(s, c, w):
     if s.wrong_output:
         return BROKEN
     for r in range(c.num_requests):
@@ -212,7 +215,7 @@ def output_exact(s, c, e):
 
 
 @kernel
-def freed_exactly_once(s, c, e):
+def freed_exactly_once(s, c, w):
     tested = False
     for r in range(c.num_requests):
         status = s.status[r]
@@ -232,7 +235,7 @@ def freed_exactly_once(s, c, e):
 
 
 @kernel
-def isolation(s, c, e):
+def isolation(s, c, w):
     tested = False
     for a in range(c.num_requests):
         if not engine.is_alive(s, a):
@@ -252,7 +255,7 @@ def isolation(s, c, e):
 
 
 @kernel
-def eviction_order(s, c, e):
+def eviction_order(s, c, w):
     tested = False
     unpublished_over = False
     for k in range(s.num_free):
@@ -284,5 +287,5 @@ def eviction_order(s, c, e):
 
 
 @kernel
-def no_assertion(s, c, e):
+def no_assertion(s, c, w):
     return verdict(s.assertion == 0)

@@ -12,6 +12,7 @@ from kvproof.model.rules import Rule
 from kvproof.spec import state_invariants, step_invariants
 from kvproof.spec.invariants import INVARIANTS
 from kvproof.spec.masks import Id
+from kvproof.spec.progress import Property
 from kvproof.spec.rules import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +43,7 @@ def test_what_a_table_names_by_text_is_there() -> None:
     assert [info.rule for info in RULES] == list(Rule)
     for info in RULES:
         assert set(info.breaks) | set(info.past) <= set(Id.__members__)
+        assert set(info.breaks_progress) <= set(Property.__members__)
         assert info.seed is None or not info.seed.rules_off
 
 

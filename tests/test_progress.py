@@ -24,7 +24,7 @@ from kvproof.search.explore import Chunk, explore
 from kvproof.spec.findings import FINDINGS
 from kvproof.spec.hangs import GUARDS, HANGS
 from kvproof.spec.masks import Id
-from kvproof.spec.progress import STATEMENTS, Property
+from kvproof.spec.progress import STATEMENTS, Property, broken_by
 from kvproof.trace.codes import enabled_codes
 from kvproof.trace.lasso import Lasso, check_returns, load_lasso, render_lasso, save_lasso
 from kvproof.trace.trace import TraceError
@@ -268,7 +268,7 @@ def test_every_property_is_stated_once() -> None:
 
 def test_every_rule_named_with_a_property_is_a_guard_that_shows_it() -> None:
     for one in STATEMENTS:
-        for rule in one.broken_by:
+        for rule in broken_by(one.property):
             lassos = check_progress(OFF[rule.name]).lassos
             assert any(one.property.name in found.broken for found in lassos), rule.name
 

@@ -166,6 +166,7 @@ class ObservedWorld:
         self.state: Record = self.compiled.initial()
         self._real = real
         self._report = self.compiled.new_report()
+        self._workspace = masks.new_workspace(self.compiled.state.sizes)
         self._actions: list[Action] = []
         self._codes = {prefix: code for code, prefix in enumerate(self.compiled.prefixes)}
         real.start(scope)
@@ -213,7 +214,7 @@ class ObservedWorld:
         device.forget_unreadable(state, c)
         self.state = state
         self._measure(state)
-        broken = int(masks.check_state(state, c, e))
+        broken = int(masks.check_state(state, c, self._workspace))
         for identity, holds in _SEEN_IN_STEPS.items():
             if holds(before, state, c, e, code % engine.KINDS) == BROKEN:
                 broken |= 1 << identity

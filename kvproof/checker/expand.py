@@ -17,8 +17,8 @@ def _copy(source, i, target, j):
 
 
 @kernel
-def expand(rows, like, c, e, rename, actions, work, out_rows, parent, action, broken, kinds):
-    """All successors of the rows, canonical where `rename`; returns how many."""
+def expand(rows, like, c, e, w, names, actions, work, out_rows, parent, action, broken, kinds):
+    """All successors of the rows, canonical if there is room for `names`; returns how many."""
     n = 0
     for m in range(rows.shape[0]):
         before = at(like, rows, m)
@@ -26,10 +26,10 @@ def expand(rows, like, c, e, rename, actions, work, out_rows, parent, action, br
             _copy(rows, m, work, 0)
             after = at(like, work, 0)
             engine.apply(after, c, e, actions[k])
-            broken[n] = masks.check_step(before, after, c, e, actions[k])
+            broken[n] = masks.check_step(before, after, c, e, w, actions[k])
             _copy(work, 0, out_rows, n)
-            if rename:
-                rename_blocks(after, at(like, out_rows, n), c, e)
+            if len(names):
+                rename_blocks(after, at(like, out_rows, n), c, names)
             parent[n] = m
             action[n] = actions[k]
             kinds[engine.kind_of(actions[k])] += 1
@@ -38,10 +38,10 @@ def expand(rows, like, c, e, rename, actions, work, out_rows, parent, action, br
 
 
 @kernel
-def check_rows(rows, like, c, e, broken):
+def check_rows(rows, like, c, w, broken):
     """Fill the masks of the state invariants that the rows break."""
     for m in range(rows.shape[0]):
-        broken[m] = masks.check_state(at(like, rows, m), c, e)
+        broken[m] = masks.check_state(at(like, rows, m), c, w)
 
 
 @kernel

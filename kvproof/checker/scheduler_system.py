@@ -33,13 +33,14 @@ class SchedulerSystem:
     ) -> None:
         self.compiled = scope if isinstance(scope, Compiled) else compile_scope(scope)
         self.scope = self.compiled.scope
-        self.rename = rename
         self.name = self.scope.name
         self.words = self.compiled.state.words
         self.max_successors = max_actions(self.scope)
         self.invariants = tuple(identity.name for identity in masks.Id)
         self._looked_at = np.uint64(sum(1 << i for i in masks.Id if i not in ignore))
         self._report = self.compiled.new_report()
+        self._workspace = masks.new_workspace(self.compiled.state.sizes)
+        self._names: NDArray[np.int32] = np.zeros(self.scope.num_blocks * rename, np.int32)
         self._like = self.compiled.state.new()
         self._actions: NDArray[np.int32] = np.zeros(self.max_successors, np.int32)
         self._work: Words = np.zeros((1, self.words), np.uint64)
@@ -59,7 +60,8 @@ class SchedulerSystem:
             self._like,
             self.compiled.c,
             self._report,
-            self.rename,
+            self._workspace,
+            self._names,
             self._actions,
             self._work,
             out.rows,
@@ -74,7 +76,7 @@ class SchedulerSystem:
 
     def check(self, rows: Words, broken: Words) -> None:
         """The state invariants that each row breaks."""
-        check_rows(rows, self._like, self.compiled.c, self._report, broken)
+        check_rows(rows, self._like, self.compiled.c, self._workspace, broken)
         self._mask(rows, broken)
         self._flush()
 
@@ -90,11 +92,11 @@ class SchedulerSystem:
         return f"{engine.Kind(action % engine.KINDS).name.lower()}({action // engine.KINDS})"
 
     def _flush(self) -> None:
-        """Move the report's counters, which are narrow, to wide ones."""
+        """Move the counters of report and workspace, which are narrow, to wide ones."""
         self._branches += self._report.branches
         self._report.branches[:] = 0
-        self._tested += self._report.tested[: len(self._tested)]
-        self._report.tested[:] = 0
+        self._tested += self._workspace.tested
+        self._workspace.tested[:] = 0
 
     @property
     def action_counts(self) -> Mapping[str, int]:

@@ -11,40 +11,43 @@ from kvproof.native.jit import kernel
 
 
 @kernel
-def _name(e, b, next_name):
-    if b > 0 and e.rename[b] == 0:
-        e.rename[b] = next_name
+def _name(names, b, next_name):
+    if b > 0 and names[b] == 0:
+        names[b] = next_name
         return next_name + 1
     return next_name
 
 
 @kernel
-def _choose_names(s, c, e):
-    """Fill e.rename[old] = new for every block; the null block keeps its number."""
+def _choose_names(s, c, names):
+    """Fill names[old] = new for every block; the null block keeps its number."""
     for b in range(c.num_blocks):
-        e.rename[b] = 0
+        names[b] = 0
     name = 1
     for i in range(s.num_free):
-        name = _name(e, s.free_queue[i], name)
+        name = _name(names, s.free_queue[i], name)
     for r in range(c.num_requests):
         for i in range(min(s.num_blocks[r], c.table_len)):
-            name = _name(e, s.block_table[r, i], name)
+            name = _name(names, s.block_table[r, i], name)
     for q in range(s.num_deferred):
         for i in range(s.deferred_len[q]):
-            name = _name(e, s.deferred_blocks[q, i], name)
+            name = _name(names, s.deferred_blocks[q, i], name)
     # A leaked block keeps its place among the leaked.
     for b in range(1, c.num_blocks):
-        name = _name(e, b, name)
+        name = _name(names, b, name)
 
 
 @kernel
-def rename_blocks(s, out, c, e):
-    """Write state `s` to `out` (another row, same layout, a copy of s) with renamed blocks."""
-    _choose_names(s, c, e)
+def rename_blocks(s, out, c, names):
+    """Write state `s` to `out` (another row, same layout, a copy of s) with renamed blocks.
+
+    `names` (num_blocks,) is filled with the new name of each block.
+    """
+    _choose_names(s, c, names)
     for i in range(s.num_free):
-        out.free_queue[i] = e.rename[s.free_queue[i]]
+        out.free_queue[i] = names[s.free_queue[i]]
     for b in range(1, c.num_blocks):
-        new = e.rename[b]
+        new = names[b]
         out.ref_cnt[new] = s.ref_cnt[b]
         out.block_hash[new] = s.block_hash[b]
         out.hash_rank[new] = s.hash_rank[b]
@@ -52,15 +55,15 @@ def rename_blocks(s, out, c, e):
             out.kv[new, i] = s.kv[b, i]
     for r in range(c.num_requests):
         for i in range(min(s.num_blocks[r], c.table_len)):
-            out.block_table[r, i] = e.rename[s.block_table[r, i]]
+            out.block_table[r, i] = names[s.block_table[r, i]]
         if s.load[r] or s.sending[r]:
             for i in range(c.table_len):
-                out.transfer_table[r, i] = e.rename[s.transfer_table[r, i]]
+                out.transfer_table[r, i] = names[s.transfer_table[r, i]]
     for q in range(s.num_deferred):
         for i in range(s.deferred_len[q]):
-            out.deferred_blocks[q, i] = e.rename[s.deferred_blocks[q, i]]
+            out.deferred_blocks[q, i] = names[s.deferred_blocks[q, i]]
     for d in range(s.num_steps):
         for k in range(s.step_len[d]):
             r = s.step_order[d, k] - 1
             for i in range(c.table_len):
-                out.step_table[d, r, i] = e.rename[s.step_table[d, r, i]]
+                out.step_table[d, r, i] = names[s.step_table[d, r, i]]

@@ -48,12 +48,14 @@ Made by `kvproof docs` from the table in spec/invariants.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 from kvproof.model import engine
 from kvproof.native.jit import kernel
+from kvproof.native.record import Record
 from kvproof.spec import state_invariants, step_invariants
-from kvproof.spec.verdicts import BROKEN, VACUOUS
+from kvproof.spec.verdicts import BROKEN, VACUOUS, WORKSPACE
 
 
 class Id(IntEnum):
@@ -62,24 +64,29 @@ class Id(IntEnum):
 {members}
 
 
+def new_workspace(sizes: Mapping[str, int]) -> Record:
+    """A workspace for states with these sizes, in which nothing has been put to the test."""
+    return WORKSPACE.layout({{**sizes, "I": len(Id)}}).new()
+
+
 {_KERNEL}
-def _note(e, which, verdict):
+def _note(w, which, verdict):
     """Count the test and give the invariant's bit if it is broken."""
     if verdict != VACUOUS:
-        e.tested[which] += 1
+        w.tested[which] += 1
     return (1 << which) if verdict == BROKEN else 0
 
 
 {_KERNEL}
-def check_state(s, c, e):
+def check_state(s, c, w):
     """Mask of the state invariants that the state breaks; bit i is Id(i)."""
     broken = 0
-{_asked("state", "(s, c, e)")}
+{_asked("state", "(s, c, w)")}
     return broken
 
 
 {_KERNEL}
-def check_step(before, s, c, e, action):
+def check_step(before, s, c, e, w, action):
     """Mask of the step invariants that an action breaks; bit i is Id(i)."""
     kind = engine.kind_of(action)
     broken = 0
@@ -97,11 +104,11 @@ def _asked(kind: str, arguments: str) -> str:
 def _question(one: Invariant, arguments: str) -> Iterator[str]:
     """A call in the formatter's layout."""
     number, call = f"Id.{one.name}", f"{one.kind}_invariants.{one.kernel_name}{arguments}"
-    line = f"    broken |= _note(e, {number}, {call})"
+    line = f"    broken |= _note(w, {number}, {call})"
     if len(line) <= _WIDTH:
         yield line
     else:
-        yield from ("    broken |= _note(", f"        e, {number}, {call}", "    )")
+        yield from ("    broken |= _note(", f"        w, {number}, {call}", "    )")
 
 
 def write_modules(root: Path) -> list[Path]:

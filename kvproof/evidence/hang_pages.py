@@ -11,7 +11,7 @@ from kvproof.evidence.project import project
 from kvproof.model.scope import Scope
 from kvproof.scopes.named import LOCKSTEP, SCOPES
 from kvproof.spec.hangs import GUARDS, HANGS, Guard, Hang
-from kvproof.spec.progress import STATEMENTS
+from kvproof.spec.progress import STATEMENTS, broken_by
 from kvproof.trace.action_kinds import ACTION_KINDS
 from kvproof.trace.lasso import Lasso, render_lasso, save_lasso
 
@@ -80,7 +80,7 @@ def progress_page() -> str:
 def _properties() -> list[str]:
     lines = ["## Properties\n"]
     for one in STATEMENTS:
-        rules = ", ".join(f"`{rule.name}`" for rule in one.broken_by)
+        rules = ", ".join(f"`{rule.name}`" for rule in broken_by(one.property))
         lines.append(
             f"**{one.property.name}.** {one.statement} {one.why} *How:* {one.how} It falls, for "
             f"instance, without {rules}.\n"

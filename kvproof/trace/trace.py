@@ -125,10 +125,10 @@ def step(compiled: Compiled, state: Record, code: int) -> tuple[Record, Record, 
     after = state.copy()
     report = compiled.new_report()
     engine.apply(after, compiled.c, report, code)
-    broken = masks.check_step(state, after, compiled.c, report, code)
-    kept = report.copy()
-    broken |= masks.check_state(after, compiled.c, report)
-    return after, kept, int(broken)
+    workspace = masks.new_workspace(compiled.state.sizes)
+    broken = masks.check_step(state, after, compiled.c, report, workspace, code)
+    broken |= masks.check_state(after, compiled.c, workspace)
+    return after, report, int(broken)
 
 
 def replay(trace: Trace) -> Iterator[Moment]:

@@ -17,6 +17,7 @@ from kvproof.model.bounds import max_calls
 from kvproof.model.compiled import Compiled
 from kvproof.native.record import Record, at
 from kvproof.search.system import Words
+from kvproof.spec import masks
 from kvproof.trace.trace import names_of, step
 from kvproof.walks.walking import BRANCHES, CURRENT, PRIME, ROWS, measure, walk
 
@@ -49,6 +50,7 @@ class Walker:
         self.peaks: NDArray[np.int64] = np.zeros(len(PEAKS), np.int64)
         self._like = compiled.state.new()
         self._report = compiled.new_report()
+        self._workspace = masks.new_workspace(compiled.state.sizes)
         self._rows: Words = np.zeros((ROWS, compiled.state.words), np.uint64)
         self._rows[CURRENT] = compiled.initial().row
         self._calls: NDArray[np.int32] = np.zeros(max_calls(compiled.scope), np.int32)
@@ -77,6 +79,7 @@ class Walker:
             self._like,
             self.compiled.c,
             self._report,
+            self._workspace,
             self._calls,
             codes,
             self._seen,

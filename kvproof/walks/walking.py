@@ -142,7 +142,7 @@ def _rarest(rows, like, c, e, calls, n, seen, rng, scratch):
 
 
 @kernel
-def walk(rows, like, c, e, calls, codes, seen, rng, guided, branches, scratch, kinds, peaks):
+def walk(rows, like, c, e, w, calls, codes, seen, rng, guided, branches, scratch, kinds, peaks):
     """Walk from the state in row 0, which is moved along; returns the steps and what broke."""
     for k in range(len(codes)):
         before = at(like, rows, CURRENT)
@@ -160,8 +160,8 @@ def walk(rows, like, c, e, calls, codes, seen, rng, guided, branches, scratch, k
         engine.apply(after, c, e, action)
         seen[_feature(after, c, e, action, len(seen))] += 1
         _settle(e, branches)
-        broken = masks.check_step(before, after, c, e, action)
-        broken |= masks.check_state(after, c, e)
+        broken = masks.check_step(before, after, c, e, w, action)
+        broken |= masks.check_state(after, c, w)
         _copy(rows, NEXT, CURRENT)
         measure(at(like, rows, CURRENT), c, peaks)
         if broken:
