@@ -10,7 +10,7 @@ import pytest
 
 from kvproof.checker.minimize import Progress
 from kvproof.evidence import counterexamples as module
-from kvproof.evidence.counterexamples import FOLDER, NotNeeded, find, write
+from kvproof.evidence.counterexamples import FOLDER, NotNeeded, find, write, write_pages
 from kvproof.evidence.matrix import Fall, page, row, table
 from kvproof.model.rules import Rule
 from kvproof.scopes.named import SCOPES
@@ -52,6 +52,11 @@ def test_a_rule_that_nothing_misses_and_one_that_is_none_are_named(
         find(Rule.hold_blocks_until_sent)
     with pytest.raises(TraceError, match="'no_rule'"):
         list(write(["no_rule"], tmp_path))
+
+
+def test_a_rule_without_a_counterexample_is_named_with_what_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=f"`kvproof counterexamples {RULE.name}`"):
+        write_pages([RULE], tmp_path)
 
 
 def test_a_row_has_the_shortest_run_to_each_fall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,12 @@ def write_pages(rules: Iterable[Rule] = Rule, folder: Path | None = None) -> lis
     folder = folder or project() / FOLDER
     for rule in rules:
         path = folder / f"{rule.name}.md"
-        write_bytes(path, page(rule, load(path.with_suffix(".json"))).encode())
+        run = path.with_suffix(".json")
+        if not run.exists():
+            raise TraceError(
+                f"{rule.name} has no counterexample yet: `kvproof counterexamples {rule.name}`"
+            )
+        write_bytes(path, page(rule, load(run)).encode())
         paths.append(path)
     return paths
 
