@@ -15,13 +15,13 @@ WORKSPACE = Schema(
     "workspace",
     np.int32,
     (
-        Field("tested", ("I",), "times each invariant was put to the test"),
-        Field("holders", ("B",), "holders of each block"),
-        Field("kv_later", ("B", "S"), "the KV after the steps in flight have run"),
-        Field("accepted", ("R",), "what the device reads of a report: drafts accepted"),
-        Field("load_fails", ("R",), "1 + block of a synchronous load that fails"),
-        Field("behind", ("R",), "positions that a step starts earlier, for rejected drafts"),
-        Field("misread", ("R",), "a step read KV of another prefix"),
+        Field("tested", ("I",), "0..", "times each invariant was put to the test"),
+        Field("holders", ("B",), "0..", "holders of each block"),
+        Field("kv_later", ("B", "S"), "0..P-1", "the KV after the steps in flight have run"),
+        Field("accepted", ("R",), "0..k", "what the device reads of a report: drafts accepted"),
+        Field("load_fails", ("R",), "0..N", "1 + block of a synchronous load that fails"),
+        Field("behind", ("R",), "0..D*k", "positions that a step moves back"),
+        Field("misread", ("R",), "0..1", "a step read KV of another prefix"),
     ),
 )
 """Room for the kernels of invariants. Only `tested` is kept from one question to the next."""

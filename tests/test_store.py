@@ -329,11 +329,11 @@ REPORTLIKE = Schema(
     "test of clearing",
     np.int32,
     (
-        Field("total", (), "", lasts=True),
-        Field("number", (), ""),
-        Field("table", ("A", "B"), ""),
-        Field("kept", ("A",), "", lasts=True),
-        Field("line", ("B",), ""),
+        Field("total", (), "..", "", lasts=True),
+        Field("number", (), "..", ""),
+        Field("table", ("A", "B"), "..", ""),
+        Field("kept", ("A",), "..", "", lasts=True),
+        Field("line", ("B",), "..", ""),
     ),
 )
 

@@ -47,11 +47,13 @@ _MAX_DIMS = 3
 class Field:
     """One named field: `dims` are names of dimensions, none for a single number.
 
+    `among` is the range of its cells, ends included: "0..B-1", or "0.." where nothing bounds it.
     A field that `lasts` is left alone when the record is cleared.
     """
 
     name: str
     dims: tuple[str, ...]
+    among: str
     about: str
     lasts: bool = False
 
