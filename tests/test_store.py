@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -252,33 +253,41 @@ def test_a_kernel_is_compiled_once_and_then_read_from_the_keyed_folder(tmp_path:
     assert list((tmp_path / "cache").glob(f"kernels-{jit.source_key()}/*/*.nbi"))
 
 
+DOUBLE = """
+from kvproof.native.jit import compiling, kernel
+@kernel
+def double(x):
+    return 2 * x
+with compiling(print):
+    print(double(2))
+"""
+
+
+def kernel_of_script(folder: Path, text: str, **settings: str) -> str:
+    """What a script with a kernel prints, its cache in `folder`/cache."""
+    script = folder / "script.py"
+    script.write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder / "cache")}
+    return subprocess.run(
+        [sys.executable, script],
+        env=environment | settings,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("content", [b"", b"half", None], ids=["empty", "foreign", "cut"])
 def test_a_damaged_cache_is_said_and_made_anew(
     tmp_path: Path, suffix: str, content: bytes | None
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from kvproof.native.jit import compiling, kernel\n"
-        "@kernel\n"
-        "def double(x):\n"
-        "    return 2 * x\n"
-        "with compiling(print):\n"
-        "    print(double(2))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-
-    def run() -> str:
-        return subprocess.run(
-            [sys.executable, script], env=environment, check=True, capture_output=True, text=True
-        ).stdout
-
-    assert "kept for the next time" in run()
+    assert "kept for the next time" in kernel_of_script(tmp_path, DOUBLE)
     (file,) = (tmp_path / "cache").glob(f"kernels-*/*/*{suffix}")
     file.write_bytes(file.read_bytes()[:-9] if content is None else content)
-    assert "is damaged: compiling anew" in run()
-    assert run() == "4\n"
+    assert "is damaged: compiling anew" in kernel_of_script(tmp_path, DOUBLE)
+    assert kernel_of_script(tmp_path, DOUBLE) == "4\n"
 
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
@@ -297,6 +306,62 @@ def test_a_cache_that_cannot_be_written_is_said_and_not_needed(tmp_path: Path) -
     )
     assert "cannot be written: nothing is kept" in done.stdout
     assert done.stdout.endswith("4\n")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+def test_code_is_kept_in_the_keyed_folder_or_nowhere(tmp_path: Path) -> None:
+    kernel_of_script(tmp_path, DOUBLE)
+    (kept,) = (tmp_path / "cache").glob("kernels-*/*")
+    shutil.rmtree(kept)
+    kept.touch()
+    promised, result, taken_back = kernel_of_script(tmp_path, DOUBLE).splitlines()
+    assert "kept for the next time" in promised
+    assert result == "4"
+    assert f"{kept.parent} cannot be written: nothing is kept" in taken_back
+    assert not list(tmp_path.glob("__pycache__/*.nb?"))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+@pytest.mark.skipif(os.geteuid() != 0, reason="rights are dropped in a way that only root has")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="rights are dropped with setpriv")
+def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path) -> None:
+    kernel_of_script(tmp_path, DOUBLE)
+    folders = [path for path in (tmp_path / "cache").rglob("*") if path.is_dir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", sys.executable]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run() -> str:
+        return subprocess.run(
+            [*command, str(tmp_path / "script.py")],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    assert run() == "4\n"
+    for file in (tmp_path / "cache").rglob("*.nbi"):
+        file.unlink()
+    told, result = run().splitlines()
+    assert "cannot be written: nothing is kept" in told
+    assert result == "4"
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+def test_a_user_without_a_home_needs_no_cache(tmp_path: Path) -> None:
+    homeless = """
+import pathlib
+def home():
+    raise RuntimeError("Could not determine home directory.")
+pathlib.Path.home = home
+"""
+    told, result = kernel_of_script(
+        tmp_path, homeless + DOUBLE, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=""
+    ).splitlines()
+    assert "nothing is kept without a home folder" in told
+    assert result == "4"
 
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, event, types
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
@@ -87,13 +87,16 @@ def source_key(root: Path = _ROOT) -> str:
 
 
 def use_cache_folder(base: Path, key: str) -> Path | None:
-    """Make `base`/kernels-`key` and remove all but the newest few; None if it cannot be made."""
+    """Make `base`/kernels-`key` and remove all but the newest few; None if it cannot be made.
+
+    One that is there can be read, even where it cannot be written.
+    """
     folder = base / f"kernels-{key}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
     except OSError:
-        return None
+        return folder if os.access(folder, os.R_OK | os.X_OK) and folder.is_dir() else None
     with contextlib.suppress(OSError):  # another process may be removing the same folders
         folders = sorted(base.glob("kernels-*"), key=lambda path: path.stat().st_mtime)
         for old in folders[:-_FOLDERS_KEPT]:
@@ -101,20 +104,25 @@ def use_cache_folder(base: Path, key: str) -> Path | None:
     return folder
 
 
-def _cache_base() -> Path:
+def cache_base() -> Path | None:
+    """Where folders of caches are; None for a user who has no home."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvproof"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvproof"
+    except RuntimeError:
+        return None
 
 
-_folder = use_cache_folder(_cache_base(), source_key())
+_base = cache_base()
+_folder = None if _base is None else use_cache_folder(_base, source_key())
 if _folder is not None:
     # Not through the environment: a child process would append its key to ours.
     numba.config.CACHE_DIR = str(_folder)  # type: ignore[attr-defined]
 
 
-class _CheckedCache(IndexDataCacheFile):
+class _CheckedFile(IndexDataCacheFile):
     """A function's code on disk, with a digest: what is damaged is not there, and is made anew."""
 
     damaged = False
@@ -123,16 +131,18 @@ class _CheckedCache(IndexDataCacheFile):
     def _load_index(self) -> dict[Any, str]:
         try:
             return dict(super()._load_index())
+        except OSError:
+            return {}
         except Exception:
             # Whatever a damaged pickle raises.
-            _CheckedCache.damaged = True
+            _CheckedFile.damaged = True
             return {}
 
     def _load_data(self, name: str) -> Any:
         content = Path(self._data_path(name)).read_bytes()
         digest, data = content[:_DIGEST], content[_DIGEST:]
         if hashlib.sha256(data).digest() != digest:
-            _CheckedCache.damaged = True
+            _CheckedFile.damaged = True
             raise OSError(f"{name} is damaged")
         return pickle.loads(data)
 
@@ -146,26 +156,57 @@ class _CheckedCache(IndexDataCacheFile):
             super().save(key, data)
         except OSError:
             # No room, say: the code is there all the same, for this process.
-            _CheckedCache.unkept = True
+            _CheckedFile.unkept = True
+
+
+_Locator: Any = CompileResultCacheImpl._locator_classes[0]
+
+
+class _KeyedFolder(_Locator):  # type: ignore[misc]
+    """A place in the chosen folder; others, which numba would try next, have no key."""
+
+    def ensure_cache_path(self) -> None:
+        # What cannot be written may be read all the same; writing has an error of its own.
+        with contextlib.suppress(OSError):
+            super().ensure_cache_path()
+
+
+class _KeyedCode(CompileResultCacheImpl):
+    _locator_classes = [_KeyedFolder]  # noqa: RUF012 (as in the base class)
+
+
+class _KeyedCache(FunctionCache):
+    _impl_class = _KeyedCode
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file.__class__ = _CheckedFile
 
 
 def kernel(function: Function) -> Function:
     """Compile `function` on its first call and keep the code on disk for the next process."""
-    dispatcher = numba.njit(cache=_folder is not None, nogil=True)(function)
-    cache = getattr(dispatcher, "_cache", None)
-    if isinstance(cache, FunctionCache):
-        cache._cache_file.__class__ = _CheckedCache
+    dispatcher: Any = numba.njit(nogil=True)(function)
+    if _folder is not None and dispatcher is not function:
+        dispatcher._cache = _KeyedCache(function)
     return cast(Function, dispatcher)
 
 
-_UNKEPT = f"{_cache_base()} cannot be written: nothing is kept"
+_UNKEPT = (
+    "nothing is kept without a home folder"
+    if _base is None
+    else f"{_folder or _base} cannot be written: nothing is kept"
+)
+
+
+def _can_keep() -> bool:
+    return _folder is not None and os.access(_folder, os.W_OK) and not _CheckedFile.unkept
 
 
 def _compilation() -> str:
     """What is being done while code is compiled, and whether it is kept."""
-    if _folder is None or _CheckedCache.unkept:
+    if not _can_keep():
         return f"compiling (a minute or so; {_UNKEPT})..."
-    if _CheckedCache.damaged:
+    if _CheckedFile.damaged:
         return f"{_folder} is damaged: compiling anew (a minute or so)..."
     return "compiling (a minute or so, kept for the next time)..."
 
@@ -178,7 +219,7 @@ class _FirstCompilation(event.Listener):
     def on_start(self, _event: Any) -> None:
         if self._notify is not None:
             notify, self._notify = self._notify, None
-            self.promised = _folder is not None and not _CheckedCache.unkept
+            self.promised = _can_keep()
             notify(_compilation())
 
     def on_end(self, _event: Any) -> None:
@@ -197,7 +238,7 @@ def compiling(notify: Callable[[str], None]) -> Iterator[None]:
         with event.install_listener("numba:compile", listener):
             yield
     finally:
-        if listener.promised and _CheckedCache.unkept:
+        if listener.promised and _CheckedFile.unkept:
             notify(_UNKEPT)
 
 
