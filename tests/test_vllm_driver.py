@@ -730,6 +730,33 @@ def test_a_silence_is_said_and_waited_out(
     assert "vLLM's driver has been silent for" in capsys.readouterr().err
 
 
+def test_a_driver_that_takes_nothing_is_silent_too(
+    impostor: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvproof.bridge.client._SILENCE", 0.3)
+    impostor(SLOW + ECHO)
+    large = [["observe", "x" * 1000]] * 1000
+    with Client("0.31.0") as driver:
+        driver.submit(large)
+        assert "vLLM's driver has been silent for" in capsys.readouterr().err
+        assert driver.collect() == large
+
+
+def test_an_interrupt_does_not_wait_for_a_driver_that_takes_nothing(
+    impostor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_words: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvproof.bridge.client._SILENCE", 0.3)
+    monkeypatch.setattr("builtins.print", interrupt)
+    impostor(SLOW.replace("1.0", "60"))
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Client() as driver:
+        driver.submit([["observe", "x" * 1000]] * 1000)
+    assert time.monotonic() - started < 5
+
+
 def test_an_interrupt_does_not_wait_for_the_driver(impostor: Any) -> None:
     impostor(SLOW.replace("1.0", "60"))
     started = time.monotonic()
@@ -766,6 +793,24 @@ def test_an_interrupt_does_not_wait_long_for_answers_that_are_out(impostor: Any)
         with pytest.raises(KeyboardInterrupt):
             driver.settle(0.2)
     assert time.monotonic() - started < 5
+
+
+def test_an_interrupt_does_not_wait_long_for_a_driver_that_has_not_started(impostor: Any) -> None:
+    impostor(SLOW.replace("1.0", "60"))
+    started = time.monotonic()
+    with Client() as driver:
+        driver.submit([["observe"]])
+        with pytest.raises(KeyboardInterrupt):
+            driver.settle(0.2)
+    assert time.monotonic() - started < 5
+
+
+def test_after_an_interrupt_a_dead_driver_is_reported(impostor: Any) -> None:
+    impostor("import sys; sys.stdin.buffer.read(1); sys.exit('out of luck')")
+    with Client() as driver:
+        driver.submit([["observe"]])
+        with pytest.raises(DriverError, match="out of luck"):
+            driver.settle(10.0)
 
 
 def test_the_driver_does_not_hear_the_terminals_interrupt(impostor: Any) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import kvproof
 from kvproof.bridge import environment
@@ -23,6 +25,8 @@ from kvproof.vllm import protocol
 _PACKAGE = Path(kvproof.__file__).resolve().parent
 _ERROR_LINES = 15
 _SILENCE = 30.0
+
+Came = TypeVar("Came")
 
 # Only our package becomes importable there, not what stands beside it, and not the current folder.
 _START = """
@@ -86,6 +90,8 @@ class Client:
             )
         finally:
             os.close(answers_of_driver)
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         # Answers are read as they come: a driver that waits for room in the pipe would not read
         # the next batch.
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -103,10 +109,9 @@ class Client:
 
     def submit(self, batch: list[list[Any]]) -> None:
         """Send a batch of operations."""
-        assert self._process.stdin is not None
         self._waiting += 1
         try:
-            protocol.write_frame(self._process.stdin, batch)  # type: ignore[arg-type]
+            self._send(protocol.frame(batch))
         except OSError:
             raise self._died() from None
 
@@ -130,12 +135,17 @@ class Client:
         """After a Ctrl-C: take the answers that are out; KeyboardInterrupt if they do not come."""
         until = time.monotonic() + seconds
         while self._waiting:
-            self._greet()
             try:
-                self._answers.get(timeout=max(until - time.monotonic(), 0.0))
+                body = self._answers.get(timeout=max(until - time.monotonic(), 0.0))
             except queue.Empty:
                 raise KeyboardInterrupt from None
-            self._waiting -= 1
+            if body is None:
+                self._answers.put(None)
+                raise self._died()
+            if self._greeted:
+                self._waiting -= 1
+            else:
+                self._take_greeting(protocol.decode(body))
 
     def close(self) -> None:
         """End the driver; at once if nobody has waited for its answers."""
@@ -179,9 +189,11 @@ class Client:
 
     def _greet(self) -> None:
         """Take the driver's first frame, which comes before all answers."""
-        if self._greeted:
-            return
-        version, guards = self._receive()
+        if not self._greeted:
+            self._take_greeting(self._receive())
+
+    def _take_greeting(self, greeting: Any) -> None:
+        version, guards = greeting
         if version.partition("+")[0] != self.version.partition("+")[0]:
             raise DriverError(
                 f"wanted vLLM {self.version}, but {self._python} has {version}: give "
@@ -191,18 +203,39 @@ class Client:
         self._greeted = True
 
     def _receive(self) -> Any:
-        body = self._await()
+        body = self._await(self._next_answer)
         if body is None:
             self._answers.put(None)
             raise self._died()
         return protocol.decode(body)
 
-    def _await(self) -> bytes | None:
-        """The next answer; says so while none comes."""
+    def _next_answer(self) -> bytes | None:
+        return self._answers.get(timeout=_SILENCE)
+
+    def _send(self, frame: bytes) -> None:
+        """Write a frame whole, as the driver takes it."""
+        assert self._process.stdin is not None
+        descriptor = self._process.stdin.fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+
+        def take_some() -> int:
+            if not poll.poll(1000 * _SILENCE):
+                raise queue.Empty
+            with contextlib.suppress(BlockingIOError):
+                return os.write(descriptor, left)
+            return 0
+
+        left = memoryview(frame)
+        while left:
+            left = left[self._await(take_some) :]
+
+    def _await(self, come: Callable[[], Came]) -> Came:
+        """What comes of `come`; says so each time that it is queue.Empty after _SILENCE."""
         waited = 0.0
         while True:
             try:
-                return self._answers.get(timeout=_SILENCE)
+                return come()
             except queue.Empty:
                 waited += _SILENCE
                 print(f"vLLM's driver has been silent for {waited:.0f} s", file=sys.stderr)

@@ -70,9 +70,14 @@ _decode = msgspec.msgpack.Decoder().decode
 
 def write_frame(stream: BinaryIO, value: Any) -> None:
     """Write one value and flush."""
-    body = _encode(value)
-    stream.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+    stream.write(frame(value))
     stream.flush()
+
+
+def frame(value: Any) -> bytes:
+    """The frame of one value."""
+    body: bytes = _encode(value)
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
 def read_body(stream: BinaryIO) -> bytes | None:
