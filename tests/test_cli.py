@@ -312,6 +312,10 @@ def test_a_limit_of_memory_is_of_the_whole_process() -> None:
     assert done.returncode == 3
     assert "crowd: bounded (memory)" in done.stdout
     assert "MB before the first step" in done.stdout
+    assert (
+        "MB before the first step"
+        in kvproof("check-progress", "two-equal", "--max-memory", "10").stdout
+    )
     measured = (
         "import sys; from kvproof.cli.main import main\n"
         "try: main()\n"
@@ -325,6 +329,21 @@ def test_a_limit_of_memory_is_of_the_whole_process() -> None:
     # The peak since this program began; getrusage counts that of whoever started it too.
     _, _, peak = limited.stderr.partition("VmHWM:")
     assert 200_000_000 < int(peak.split()[0]) * 1024 <= 340_000_000
+
+
+@pytest.mark.parametrize("command", ["check", "check-progress"])
+def test_a_step_that_no_memory_has_room_for_is_said_with_its_need(
+    tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "wide.toml"
+    request = "[[requests]]\nprompt = [1, 2]\nmax_tokens = 4\nmay_stop = true\n"
+    options = "max_num_seqs = 16\nmax_num_batched_tokens = 64\nnum_speculative_tokens = 3\n"
+    head = 'name = "wide"\nnum_blocks = 64\nmax_model_len = 16\n'
+    path.write_text(head + options + 16 * request, encoding="utf-8")
+    done = kvproof(command, str(path))
+    assert done.returncode == 2
+    assert "wide: a state may have 2,177,953,337,809,371," in done.stderr
+    assert "GB: more than there is" in done.stderr
 
 
 def test_a_shell_can_complete_commands_and_options() -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from kvproof.search import explore as explore_module
 from kvproof.search import store
-from kvproof.search.explore import Chunk, Progress, Result, StepTooLarge, explore
-from kvproof.search.system import Successors, Words
+from kvproof.search.explore import Chunk, Progress, Result, explore
+from kvproof.search.system import StepTooLarge, Successors, Words
 from tests import two_phase_commit as tpc
 from tests.two_phase_commit import TwoPhaseCommit
 
@@ -340,11 +340,25 @@ def test_a_limit_of_memory_is_kept_and_bounds_the_search(monkeypatch: pytest.Mon
     assert result.states > 500
 
 
-def test_a_step_that_memory_has_no_room_for_is_refused_with_its_need() -> None:
+@pytest.mark.parametrize("successors", [10**13, 10**20])
+def test_a_step_that_memory_has_no_room_for_is_refused_with_its_need(successors: int) -> None:
     system = TwoPhaseCommit(3)
-    system.max_successors = 10**13
-    with pytest.raises(StepTooLarge, match=r"10,000,000,000,000 successors, which take .* GB"):
+    system.max_successors = successors
+    with pytest.raises(StepTooLarge, match=rf"{successors:,} successors, which take .* GB"):
         explore(system)
+
+
+def test_the_size_of_a_process_is_what_it_takes_or_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = explore_module.process_size()
+    taken = np.ones(40_000_000, np.uint8)
+    grown = explore_module.process_size() - before
+    assert 0.9 * taken.nbytes < grown < 2 * taken.nbytes
+    monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    most = explore_module.process_size()
+    monkeypatch.undo()
+    assert most >= before + taken.nbytes * 0.9
 
 
 def test_a_part_is_of_no_use_where_the_whole_is_asked_for() -> None:

@@ -56,12 +56,7 @@ class Check(Shown):
     @property
     def too_small(self) -> str:
         """What a search needs to begin with, where its limit of memory left it no step."""
-        if self.result.reason != "memory" or self.result.depth > 0:
-            return ""
-        return (
-            f"the process takes {process_size() / 1e6:,.0f} MB before the first step, and the "
-            f"successors of a step up to {self.result.step_bytes / 1e6:,.0f} MB more"
-        )
+        return too_small(self.result)
 
     def __str__(self) -> str:
         lines = [f"{self.scope.name}: {self.outcome}{self.figures}"]
@@ -81,6 +76,16 @@ class Check(Shown):
     def untested(self) -> tuple[str, ...]:
         """Invariants that no state and no step of this scope put to the test."""
         return tuple(name for name, times in self.tested.items() if not times)
+
+
+def too_small(result: Result) -> str:
+    """What a search needs to begin with, where its limit of memory left it no step."""
+    if result.reason != "memory" or result.depth > 0:
+        return ""
+    return (
+        f"the process takes {process_size() / 1e6:,.0f} MB before the first step, and the "
+        f"successors of a step up to {result.step_bytes / 1e6:,.0f} MB more"
+    )
 
 
 def check(

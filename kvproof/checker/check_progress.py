@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.checker.check import Limits
+from kvproof.checker.check import Limits, too_small
 from kvproof.checker.known import known_hang
 from kvproof.checker.recorder import Recorder
 from kvproof.checker.scheduler_system import SchedulerSystem
@@ -94,7 +94,8 @@ class ProgressCheck(Shown):
     def short_because(self) -> str:
         """Why runs were cut short; empty where none was."""
         if self.result.outcome == "bounded":
-            return f"the search ended early ({self.result.reason})"
+            need = too_small(self.result)
+            return f"the search ended early ({self.result.reason}){need and f'; {need}'}"
         if self.cut_states:
             return f"{self.cut_states:,} states end in an assertion or a wrong token"
         return ""

@@ -13,7 +13,7 @@ from kvproof.model.bounds import max_actions
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.scope import Scope
 from kvproof.model.state import Branch
-from kvproof.search.system import Successors, Words
+from kvproof.search.system import StepTooLarge, Successors, Words
 from kvproof.spec import masks
 
 
@@ -42,7 +42,10 @@ class SchedulerSystem:
         self._workspace = masks.new_workspace(self.compiled.state.sizes)
         self._names: NDArray[np.int32] = np.zeros(self.scope.num_blocks * rename, np.int32)
         self._like = self.compiled.state.new()
-        self._actions: NDArray[np.int32] = np.zeros(self.max_successors, np.int32)
+        try:
+            self._actions: NDArray[np.int32] = np.zeros(self.max_successors, np.int32)
+        except (MemoryError, ValueError, OverflowError):
+            raise StepTooLarge(self.name, self.max_successors, self.words) from None
         self._work: Words = np.zeros((1, self.words), np.uint64)
         self._kinds: NDArray[np.int64] = np.zeros(len(engine.Kind), np.int64)
         self._branches: NDArray[np.int64] = np.zeros(len(Branch), np.int64)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -15,9 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.errors import KvproofError
 from kvproof.search.store import Store
-from kvproof.search.system import MOST_INVARIANTS, Successors, System, Words
+from kvproof.search.system import MOST_INVARIANTS, StepTooLarge, Successors, System, Words
 
 Outcome = Literal["holds", "violated", "bounded"]
 Reason = Literal["states", "memory", "seconds", "interrupted"]
@@ -26,10 +27,6 @@ Reason = Literal["states", "memory", "seconds", "interrupted"]
 _CHUNK_BYTES = 16 << 20
 _CHUNKS_A_BLOCK = 4
 _PROGRESS_SECONDS = 0.1
-
-
-class StepTooLarge(KvproofError, MemoryError):
-    """The successors of one state may take more memory than there is."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +187,16 @@ def explore(
 
 
 def process_size() -> int:
-    """Bytes of memory that this process takes now, its libraries included."""
-    with open("/proc/self/statm", "rb") as sizes:
-        return int(sizes.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of memory that this process takes now, its libraries included.
+
+    Where the system does not tell, the most that it has taken.
+    """
+    try:
+        with open("/proc/self/statm", "rb") as sizes:
+            return int(sizes.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
 
 
 class _Search:
@@ -216,11 +220,8 @@ class _Search:
         capacity = max(_CHUNK_BYTES // bytes_a_successor, system.max_successors)
         try:
             self.out = Successors(capacity, system.words)
-        except MemoryError:
-            raise StepTooLarge(
-                f"{system.name}: a state may have {system.max_successors:,} successors, which take "
-                f"{capacity * bytes_a_successor / 1e9:,.0f} GB: more than there is"
-            ) from None
+        except (MemoryError, ValueError, OverflowError):  # the last two: no array can have so many
+            raise StepTooLarge(system.name, system.max_successors, system.words) from None
         self.targets = None if observe is None else np.zeros(capacity, np.uint32)
         self.chunk = capacity // system.max_successors
         self.queue = _Queue(system.words, self.chunk * _CHUNKS_A_BLOCK)

@@ -8,10 +8,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.errors import KvproofError
 from kvproof.native.record import Words as Words
 
 MOST_INVARIANTS = 63
 """Bits of a mask of broken invariants."""
+
+
+class StepTooLarge(KvproofError, MemoryError):
+    """The successors of one state may take more memory than there is; says how much."""
+
+    def __init__(self, name: str, successors: int, words: int) -> None:
+        super().__init__(
+            f"{name}: a state may have {successors:,} successors, which take "
+            f"{successors * Successors(1, words).nbytes / 1e9:,.0f} GB: more than there is"
+        )
 
 
 class Successors:
