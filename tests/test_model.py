@@ -111,7 +111,7 @@ def test_a_refused_admission_changes_nothing() -> None:
 
 
 def test_a_schema_refuses_a_field_named_twice() -> None:
-    fields = (Field("a", (), ""), Field("a", (), ""))
+    fields = (Field("a", (), "..", ""), Field("a", (), "..", ""))
     with pytest.raises(ValueError, match="twice"):
         Schema("twice", np.int16, fields)
 
