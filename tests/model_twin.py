@@ -21,6 +21,7 @@ class ModelTwin:
     def start(self, scope: Scope) -> None:
         self.compiled = compile_scope(scope.with_rules_off(*self._off))
         self.state = self.compiled.initial()
+        self.past = observation.Past()
 
     def call(self, operation: list[Any], action: Action) -> list[Any]:
         code = code_of(self.compiled, self.state, action)
@@ -30,5 +31,7 @@ class ModelTwin:
         assert operation == observation.operation(self.compiled, before, action, report)
         if self.state.assertion:
             return [["error", "AssertionError", "", "the model"], None]
-        result = observation.expected_result(self.compiled, before, self.state, action, report)
-        return [result, observation.observe(self.compiled, self.state)]
+        told = (self.compiled, before, self.state, action, report, self.past)
+        result = observation.expected_result(*told)
+        self.past = observation.passed(*told)
+        return [result, observation.observe_after(self.compiled, before, self.state, report)]

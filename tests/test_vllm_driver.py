@@ -153,7 +153,7 @@ class Walk:
         tokens = {}
         for r, samples in step["samples"].items():
             if samples:
-                accepted = self.random.randint(0, step["drafts"].get(r, 0))
+                accepted = self.random.randint(0, len(step["drafts"].get(r, ())))
                 tokens[r] = [self.random.choice([1, 2]) for _ in range(accepted + 1)]
                 if self.random.random() < 0.1:
                     tokens[r][-1] = STOP_TOKEN
@@ -223,6 +223,8 @@ def test_an_empty_scheduler_is_observed(client: Client) -> None:
         "waiting": [],
         "kv_holding_waiting": [],
         "free": [1, 2, 3, 4, 5, 6],
+        "free_back": [6, 5, 4, 3, 2, 1],
+        "num_free": 6,
         "ref_cnt": [0] * 7,
         "cached": [],
         "block_hash": [None] * 7,
@@ -237,24 +239,31 @@ def test_an_empty_scheduler_is_observed(client: Client) -> None:
         "pause": 0,
         "has_requests": False,
         "connector": [],
+        "leaks": [],
     }
 
 
 def test_an_empty_step_is_planned_and_processed(client: Client) -> None:
     step, outputs, seen = run(client, scope(PROMPTS), ["schedule"], output({}))
     assert step == {
+        "disagreements": [],
         "scheduled": [],
         "start": {},
+        "tokens": {},
         "drafts": {},
+        "num_outputs": {},
         "samples": {},
         "tables": {},
-        "new": [],
+        "sent_new": [],
+        "sent_cached": [],
         "resumed": [],
         "preempted": [],
         "finished": [],
         "loads": [],
+        "has_sync_loads": False,
         "common": 0,
         "total": 0,
+        "num_drafts_next": 0,
     }
     assert outputs == {}
     assert seen["in_flight"] == []
@@ -264,18 +273,24 @@ def test_a_step_is_reported_and_observed(client: Client) -> None:
     values = scope([request([1, 2, 1]), request([1, 2], salt="s")], max_num_batched_tokens=4)
     _, _, step, seen = run(client, values, ["add", 0], ["add", 1], ["schedule"])
     assert step == {
+        "disagreements": [],
         "scheduled": [[0, 3], [1, 1]],
         "start": {0: 0, 1: 0},
+        "tokens": {0: [1, 2, 1], 1: [1]},
         "drafts": {},
+        "num_outputs": {0: 0, 1: 0},
         "samples": {0: True, 1: False},
         "tables": {0: [1, 2], 1: [3]},
-        "new": [0, 1],
+        "sent_new": [[0, [1, 2, 1], None, [1, 2], 0], [1, [1, 2], None, [3], 0]],
+        "sent_cached": [],
         "resumed": [],
         "preempted": [],
         "finished": [],
         "loads": [],
+        "has_sync_loads": False,
         "common": 0,
         "total": 4,
+        "num_drafts_next": 0,
     }
     assert by_request(seen)[0] == {
         "request": 0,
@@ -287,13 +302,16 @@ def test_a_step_is_reported_and_observed(client: Client) -> None:
         "num_in_flight_tokens": 3,
         "num_stale_output_tokens": 0,
         "drop_stale_output": False,
-        "num_drafts": 0,
         "is_prefill_chunk": False,
         "was_preempted": False,
         "steps_to_fence": 0,
         "steps_to_decode": 0,
         "num_cached_block": 1,
         "block_ids": [1, 2],
+        "all_token_ids": [1, 2, 1],
+        "outputs_end_them": True,
+        "spec_token_ids": [],
+        "num_block_hashes": 1,
     }
     assert by_request(seen)[1]["is_prefill_chunk"]
     assert seen["running"] == [0, 1]
@@ -317,8 +335,15 @@ def test_outputs_carry_tokens_and_reasons(client: Client) -> None:
         output({0: [2], 1: [STOP_TOKEN]}),
         ["schedule"],
     )
-    assert results[3] == {0: [[1], None], 1: [[2], None]}
-    assert results[5] == {0: [[2], "length"], 1: [[STOP_TOKEN], "stop"]}
+    told = [1, 1, 0, 0, 0, 0]
+    assert results[3] == {
+        0: [[1], None, None, told, None, {}],
+        1: [[2], None, None, told, None, {}],
+    }
+    assert results[5] == {
+        0: [[2], "length", None, None, None, {}],
+        1: [[STOP_TOKEN], "stop", STOP_TOKEN, None, None, {}],
+    }
     assert results[6]["finished"] == [0, 1]
     assert not results[-1]["has_requests"]
 
@@ -379,9 +404,10 @@ def test_drafts_are_scheduled_and_accepted(client: Client) -> None:
         output({0: [2, 2]}),
     )
     assert before is None
-    assert step["drafts"] == {0: 2}
+    assert step["drafts"] == {0: [2, 1]}
+    assert step["tokens"] == {0: [1]}
     assert step["scheduled"] == [[0, 3]]
-    assert outputs == {0: [[2, 2], None]}
+    assert outputs == {0: [[2, 2], None, None, None, None, {}]}
     assert by_request(seen)[0]["num_computed_tokens"] == 4
 
 
@@ -513,7 +539,7 @@ def test_walks_reach_what_they_are_meant_to_restore(client: Client) -> None:
                 }
                 if any(len(blocks) > 1 for _, blocks in seen["cached"]):
                     reached.add("duplicates")
-    assert reached >= {*protocol.OBSERVATION, *protocol.REQUEST, "duplicates"}
+    assert reached >= {*protocol.OBSERVATION, *protocol.REQUEST, "duplicates"} - {"leaks"}
 
 
 def test_an_error_inside_vllm_is_located_and_skips_the_rest(client: Client) -> None:
@@ -537,6 +563,15 @@ def test_an_error_inside_vllm_is_located_and_skips_the_rest(client: Client) -> N
     assert answers[4] == answers[6] == answers[8] == [["skipped"], None]
     assert answers[2] is answers[5] is answers[7] is answers[9] is None
     assert answers[10][0]["scheduled"] == [[0, 3]]
+
+
+def test_an_output_that_its_step_cannot_have_is_answered_and_ends_the_run(client: Client) -> None:
+    *_, unfit, skipped = client.run(
+        [["new", scope(PROMPTS)], ["add", 0], ["schedule"], output({1: [1]}), ["observe"]]
+    )
+    said = "output for [1]: the step samples for [0] only"
+    assert unfit == [["error", "Unfit", said, "driver.py:output"], None]
+    assert skipped == [["skipped"], None]
 
 
 def test_batches_overlap(client: Client) -> None:
@@ -582,17 +617,15 @@ json.dump(raised, sys.stdout)
 
 def test_operations_that_make_no_sense_are_raised_not_answered() -> None:
     start = ["new", scope(PROMPTS)]
-    unknown, refused, unsampled = in_vllm(
+    unknown, refused = in_vllm(
         NONSENSE,
         [
             [start, ["sleep"]],
             [["new", scope(PROMPTS, max_num_batched_tokens=1)]],
-            [start, ["add", 0], ["schedule"], output({1: [1]})],
         ],
     )
     assert unknown.startswith("operation 'sleep': allowed are add, abort, ")
     assert "max_num_batched_tokens (1) must be" in refused
-    assert unsampled == "output for ['1']: the step samples for [0] only"
 
 
 CONFIGURATION = """

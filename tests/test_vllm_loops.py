@@ -8,7 +8,7 @@ import pytest
 
 from kvproof.bridge.client import Client
 from kvproof.bridge.loops import go_round
-from kvproof.bridge.vllm_replay import expect_moment
+from kvproof.bridge.vllm_replay import expect_moments
 from kvproof.evidence.hang_pages import find_guard, find_hang
 from kvproof.model.compiled import compile_scope
 from kvproof.model.rules import Rule
@@ -22,7 +22,7 @@ class StandIn:
 
     def __init__(self, found: Lasso, rounds: int, moves_at: int | None = None) -> None:
         compiled = compile_scope(found.scope)
-        said = [expect_moment(compiled, moment)[1] for moment in replay(found.rounds(rounds))]
+        said = [e for _, e in expect_moments(compiled, replay(found.rounds(rounds)))]
         self.answers = [[one.result, one.observation] for one in said]
         self.moves_at = moves_at
         self.number = 0
@@ -63,7 +63,7 @@ def test_the_first_action_that_differs_is_named(action: int) -> None:
     assert not answer.agrees
     assert answer.differs_at == action
     assert answer.rounds == 0
-    assert [field for field, _model, _real in answer.fields] == ["connector"]
+    assert [field for field, _model, _real in answer.fields] == ["leaks"]
 
 
 def test_a_dead_end_is_stepped_and_nothing_moves() -> None:

@@ -233,11 +233,11 @@ def _seen(compiled: Compiled, moment: Moment) -> dict[str, Any]:
     if moment.action.kind == Kind.SCHEDULE:
         facts = {
             "scheduled": dict(result["scheduled"]),
-            "drafts": result["drafts"],
+            "drafts": {r: len(drafts) for r, drafts in result["drafts"].items()},
             "preempted": result["preempted"],
         }
     elif moment.action.kind == Kind.OUTPUT:
-        facts = {"delivered": {r: tokens for r, (tokens, _reason) in result.items() if tokens}}
+        facts = {"delivered": {r: tokens for r, (tokens, *_) in result.items() if tokens}}
     else:
         facts = {"returned": result}
     return {name: value for name, value in facts.items() if value}

@@ -40,6 +40,7 @@ class LockstepWorld(ModelWorld):
         self._client = client
         self._at = self.compiled.initial()
         self._followed: tuple[int, ...] = ()
+        self._past = observation.Past()
         client.run([["new", observation.scope_values(scope)]])
 
     def compare(self, codes: tuple[int, ...]) -> None:
@@ -57,8 +58,9 @@ class LockstepWorld(ModelWorld):
             engine.apply(after, self.compiled.c, report, code)
             self._followed += (code,)
             operation, expected = expect(
-                self.compiled, before, after, action, report, self._followed
+                self.compiled, before, after, action, report, self._followed, self._past
             )
+            self._past = expected.past
             batch.append(operation)
             awaited.append(expected)
             self._at = after

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
+from kvproof.bridge.observation import Past
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled, compile_scope
@@ -98,9 +99,13 @@ class Report(Shown):
 
 @dataclass
 class Expected:
-    """One operation under way: the run it ends, and what the model says of it."""
+    """One operation under way: the run it ends, and what the model says of it.
+
+    `past` is what the run has come by after it.
+    """
 
     codes: tuple[int, ...]
+    past: Past
     result: Any
     observation: list[Any]
     asserts: bool
@@ -126,7 +131,7 @@ class _Walk:
 
     def operations(self) -> Iterator[tuple[list[Any], Expected | None]]:
         yield ["new", observation.scope_values(self.compiled.scope)], None
-        stack = [self._visit(0, self.compiled.initial(), ())]
+        stack = [self._visit(0, self.compiled.initial(), (), Past())]
         while stack:
             item = next(stack[-1], None)
             if item is None:
@@ -136,7 +141,9 @@ class _Walk:
             else:
                 stack.append(item)
 
-    def _visit(self, number: int, state: Record, codes: tuple[int, ...]) -> Iterator[Any]:
+    def _visit(
+        self, number: int, state: Record, codes: tuple[int, ...], past: Past
+    ) -> Iterator[Any]:
         enabled = enabled_codes(self.compiled, state).tolist()
         children = self.children.get(number, {})
         for k, code in enumerate(enabled):
@@ -149,9 +156,12 @@ class _Walk:
             report = self.compiled.new_report()
             engine.apply(after, self.compiled.c, report, code)
             self.transitions += 1
-            yield expect(self.compiled, state, after, action, report, (*codes, code))
+            operation, expected = expect(
+                self.compiled, state, after, action, report, (*codes, code), past
+            )
+            yield operation, expected
             if code in children and not after.assertion:
-                yield self._visit(children[code], after, (*codes, code))
+                yield self._visit(children[code], after, expected.codes, expected.past)
 
 
 def expect(
@@ -161,12 +171,14 @@ def expect(
     action: Action,
     report: Record,
     codes: tuple[int, ...],
+    past: Past,
 ) -> tuple[list[Any], Expected]:
     """The driver's operation for an action that the model has taken, and what must come of it."""
     return observation.operation(compiled, before, action, report), Expected(
         codes=codes,
-        result=observation.expected_result(compiled, before, after, action, report),
-        observation=observation.observe(compiled, after),
+        past=observation.passed(compiled, before, after, action, report, past),
+        result=observation.expected_result(compiled, before, after, action, report, past),
+        observation=observation.observe_after(compiled, before, after, report),
         asserts=bool(after.assertion),
     )
 
@@ -178,14 +190,25 @@ def compare(expected: Expected, answer: Any) -> tuple[tuple[str, Any, Any], ...]
         return () if expected.asserts else (("outcome", "no error", result),)
     if expected.asserts:
         return (("outcome", "an assertion of vLLM", "no error"),)
-    fields = []
+    fields: list[tuple[str, Any, Any]] = []
     if result != expected.result:
-        fields.append(("result", expected.result, result))
+        fields += _parts(expected.result, result)
     if seen != expected.observation:
         for name, model, real in zip(protocol.OBSERVATION, expected.observation, seen, strict=True):
             if model != real:
                 fields.append((name, model, real))
     return tuple(fields)
+
+
+def _parts(model: Any, real: Any) -> list[tuple[str, Any, Any]]:
+    """The parts in which two results differ."""
+    if not (isinstance(model, dict) and isinstance(real, dict)):
+        return [("result", model, real)]
+    return [
+        (f"result, {key}", model.get(key), real.get(key))
+        for key in {**model, **real}
+        if model.get(key) != real.get(key)
+    ]
 
 
 def lockstep(

@@ -8,7 +8,7 @@ from typing import Any
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
 from kvproof.bridge.lockstep import compare
-from kvproof.bridge.vllm_replay import expect_moment
+from kvproof.bridge.vllm_replay import expect_moments
 from kvproof.model.compiled import compile_scope
 from kvproof.spec.progress import Property
 from kvproof.trace.lasso import Lasso
@@ -45,7 +45,7 @@ def go_round(found: Lasso, client: Client, rounds: int = ROUNDS) -> LoopReplay:
     compiled = compile_scope(found.scope)
     moments = list(replay(found.rounds(rounds)))
     client.run([["new", observation.scope_values(found.scope)]])
-    told = [expect_moment(compiled, moment) for moment in moments]
+    told = list(expect_moments(compiled, moments))
     answers = client.run([operation for operation, _expected in told])
     for moment, (_operation, expected), answer in zip(moments, told, answers, strict=True):
         fields = compare(expected, answer)

@@ -7,7 +7,8 @@ as they are.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kvproof.model import connector, scheduler
 from kvproof.model.compiled import Compiled
@@ -17,11 +18,29 @@ from kvproof.model.rules import Rule
 from kvproof.model.scope import STOP_TOKEN, Scope
 from kvproof.model.state import Status
 from kvproof.native.record import Record
-from kvproof.trace.action_kinds import ACTION_KINDS, sampled_tokens
+from kvproof.trace.action_kinds import ACTION_KINDS, draft_tokens, sampled_tokens
 from kvproof.trace.actions import Action
 from kvproof.vllm import protocol
 
 _UNKNOWN = (Status.ABSENT, Status.GONE)
+_ON_DEVICE = [-1]
+_NOTHING: Mapping[int, Sequence[int]] = {}
+_REASONS = {
+    Status.FINISHED_STOPPED: "stop",
+    Status.FINISHED_LENGTH_CAPPED: "length",
+    Status.FINISHED_ERROR: "error",
+}
+
+
+class Past(NamedTuple):
+    """What a run has come by that its state does not tell and that is sent or told later.
+
+    `batch` are the requests of the last step, `hits` the local and external tokens that each
+    request had at its first admissions.
+    """
+
+    batch: frozenset[int] = frozenset()
+    hits: tuple[tuple[int, tuple[int, int]], ...] = ()
 
 
 def scope_values(scope: Scope) -> dict[str, Any]:
@@ -41,7 +60,24 @@ def _flags(field: Any) -> list[int]:
     return [r for r, flag in enumerate(field.tolist()) if flag]
 
 
-def _request(compiled: Compiled, s: Record, r: int) -> list[Any]:
+def _all_tokens(compiled: Compiled, s: Record, r: int, delivered: Sequence[int]) -> list[int]:
+    """The request's tokens: its line, up to what was delivered just now or stopped it."""
+    num_tokens = int(s.num_tokens[r])
+    tokens = [*compiled.tokens[r][: num_tokens - len(delivered)], *delivered]
+    if s.status[r] == Status.FINISHED_STOPPED:
+        tokens[-1] = STOP_TOKEN
+    return tokens
+
+
+def _spec_tokens(compiled: Compiled, s: Record, r: int) -> list[int]:
+    num_drafts = int(s.num_drafts[r])
+    return (
+        _ON_DEVICE * num_drafts if compiled.scope.async_scheduling else draft_tokens(r, num_drafts)
+    )
+
+
+def _request(compiled: Compiled, s: Record, r: int, delivered: Sequence[int]) -> list[Any]:
+    hashed = compiled.scope.prefix_caching or compiled.scope.kv_role is not None
     num_tokens = int(s.num_tokens[r])
     return [
         r,
@@ -53,14 +89,21 @@ def _request(compiled: Compiled, s: Record, r: int) -> list[Any]:
         int(s.in_flight[r]),
         int(s.stale[r]),
         bool(s.drop_stale[r]),
-        int(s.num_drafts[r]),
         bool(s.prefill_chunk[r]),
         bool(s.was_preempted[r]),
         int(s.last_seq[r]),
         int(s.decode_wait[r]),
         int(s.num_published[r]),
-        s.block_table[r, : int(s.num_blocks[r])].tolist(),
+        _table(s, r),
+        _all_tokens(compiled, s, r, delivered),
+        True,
+        _spec_tokens(compiled, s, r),
+        num_tokens // compiled.scope.block_size if hashed else 0,
     ]
+
+
+def _table(s: Record, r: int) -> list[int]:
+    return list(s.block_table[r, : int(s.num_blocks[r])].tolist())
 
 
 def _known(s: Record) -> list[int]:
@@ -78,9 +121,16 @@ def _prefix(compiled: Compiled, code: int) -> list[Any]:
     return [salt, *tokens]
 
 
-def observe(compiled: Compiled, s: Record) -> list[Any]:
-    """Everything of a state that the real scheduler has too, in the order of the protocol."""
+def observe(
+    compiled: Compiled, s: Record, delivered: Mapping[int, Sequence[int]] = _NOTHING
+) -> list[Any]:
+    """Everything of a state that the real scheduler has too, in the order of the protocol.
+
+    `delivered` are the tokens that its requests were given by the action that led to it, which may
+    be others than their next ones.
+    """
     known = _known(s)
+    free = s.free_queue[: s.num_free].tolist()
     hashes = s.block_hash.tolist()
     ranks = s.hash_rank.tolist()
     cached = []
@@ -92,11 +142,13 @@ def observe(compiled: Compiled, s: Record) -> list[Any]:
         order = _queue(s.step_order[d], int(s.step_len[d]))
         steps.append([[r, int(s.step_tokens[d, r])] for r in order])
     values = {
-        "requests": [_request(compiled, s, r) for r in known],
+        "requests": [_request(compiled, s, r, delivered.get(r, ())) for r in known],
         "running": _queue(s.running, s.num_running),
         "waiting": _queue(s.waiting, s.num_waiting),
         "kv_holding_waiting": _queue(s.kv_holding, s.num_kv_holding),
-        "free": s.free_queue[: s.num_free].tolist(),
+        "free": free,
+        "free_back": free[::-1],
+        "num_free": s.num_free,
         "ref_cnt": s.ref_cnt.tolist(),
         "cached": sorted(cached),
         "block_hash": [_prefix(compiled, code) if code else None for code in hashes],
@@ -118,6 +170,7 @@ def observe(compiled: Compiled, s: Record) -> list[Any]:
             for r in known
             if compiled.c.external_tokens[r] and not connector.is_finished(int(s.status[r]))
         ],
+        "leaks": [],
     }
     return [values[name] for name in protocol.OBSERVATION]
 
@@ -128,24 +181,128 @@ def operation(compiled: Compiled, before: Record, action: Action, report: Record
 
 
 def expected_result(
-    compiled: Compiled, before: Record, after: Record, action: Action, report: Record
+    compiled: Compiled,
+    before: Record,
+    after: Record,
+    action: Action,
+    report: Record,
+    past: Past = Past(),  # noqa: B008 (it is never changed)
 ) -> Any:
     """What the driver's operation must return, in the driver's form."""
     if action.kind == Kind.SCHEDULE:
-        return _step(compiled, before, after, report)
+        return _step(compiled, before, after, report, past)
     if action.kind == Kind.OUTPUT:
-        return _outputs(compiled, before, report)
+        return _outputs(compiled, before, after, report, past)
     return ACTION_KINDS[action.kind].returns(report)
 
 
-def _step(compiled: Compiled, before: Record, after: Record, report: Record) -> dict[str, Any]:
+def observe_after(compiled: Compiled, before: Record, after: Record, report: Record) -> list[Any]:
+    """What is observed after an action that was taken from `before`."""
+    return observe(compiled, after, _delivered(compiled, before, report))
+
+
+def passed(
+    compiled: Compiled, before: Record, after: Record, action: Action, report: Record, past: Past
+) -> Past:
+    """What a run has come by after one more action, taken from `before`."""
+    if action.kind == Kind.RESET_PREFIX_CACHE and action.running:
+        return past._replace(batch=frozenset())
+    if action.kind != Kind.SCHEDULE:
+        return past
+    hits = dict(past.hits)
+    for r in range(len(before.status)):
+        looked_up = _computed(before, r) == 0 and not before.was_preempted[r]
+        if looked_up and (report.admitted[r] or report.new_load[r]):
+            local = int(report.adopted[r]) * compiled.scope.block_size
+            external = after.load_tokens[r] if report.new_load[r] else report.sync_load[r]
+            hits[r] = local, int(external)
+    return Past(frozenset(_queue(report.order, report.num_scheduled)), tuple(hits.items()))
+
+
+def _computed(s: Record, r: int) -> int:
+    """Computed tokens of a request that waits, as its next admission finds them."""
+    computed = int(s.num_computed[r])
+    is_loaded = s.status[r] == Status.WAITING_FOR_REMOTE_KVS and computed == s.num_tokens[r]
+    return computed - 1 if is_loaded else computed
+
+
+def _step(
+    compiled: Compiled, before: Record, after: Record, report: Record, past: Past
+) -> dict[str, Any]:
+    scope = compiled.scope
     order = _queue(report.order, report.num_scheduled)
     d = after.num_steps - 1
-    new = [r for r in order if report.admitted[r] == 1]
-    resumed = [r for r in order if report.admitted[r] == 2]
-    if compiled.scope.v2_model_runner:
+    tables = {r: _table(after, r) for r in order}
+    drafts = {r: int(report.drafts[r]) for r in order}
+    start = {r: int(report.start[r]) for r in order}
+    end = {r: start[r] + int(report.scheduled[r]) - drafts[r] for r in order}
+    samples = {r: bool(after.step_samples[d, r]) for r in order}
+    waiting = {r: int(after.placeholders[r]) for r in order}
+    if scope.async_scheduling:
+        waiting = {r: waiting[r] - samples[r] * (1 + drafts[r]) for r in order}
+    lines = {r: [*_all_tokens(compiled, after, r, ()), *_ON_DEVICE * waiting[r]] for r in order}
+    num_outputs = {r: len(lines[r]) - int(compiled.c.prompt_len[r]) for r in order}
+    admitted = {r: int(report.admitted[r]) for r in order}
+    running = [r for r in order if not admitted[r]]
+    new = [r for r in order if admitted[r] == 1]
+    resumed = [r for r in order if admitted[r] == 2]
+    if scope.v2_model_runner:
         new, resumed = new + resumed, []
+    tells = scope.pipeline_parallel_size > 1 and not scope.async_scheduling
+    sent_cached = []
+    for r in running + resumed:
+        first = 0 if admitted[r] else int(before.num_blocks[r])
+        is_new_to_batch = not scope.v2_model_runner and (r not in past.batch or admitted[r] > 0)
+        sent_cached.append(
+            [
+                r,
+                tables[r][first:] or None,
+                start[r],
+                num_outputs[r],
+                lines[r][start[r] : end[r]] if tells else None,
+                _all_tokens(compiled, after, r, ()) if is_new_to_batch else None,
+            ]
+        )
     victims = _queue(report.victims, report.num_victims)
+    proposed = {
+        r: _ON_DEVICE * n if scope.async_scheduling or admitted[r] else draft_tokens(r, n)
+        for r, n in drafts.items()
+        if n
+    }
+    loads = _loads(after, report)
+    return {
+        "disagreements": [],
+        "scheduled": [[r, int(report.scheduled[r])] for r in order],
+        "start": start,
+        "tokens": {r: lines[r][start[r] : end[r]] for r in order},
+        "drafts": proposed,
+        "num_outputs": num_outputs,
+        "samples": samples,
+        "tables": tables,
+        "sent_new": [
+            [
+                r,
+                list(scope.requests[r].prompt),
+                _all_tokens(compiled, after, r, ()) if scope.v2_model_runner else None,
+                tables[r],
+                start[r],
+            ]
+            for r in new
+        ],
+        "sent_cached": sent_cached,
+        "resumed": sorted(resumed),
+        "preempted": sorted({*_flags(before.preempted_note), *victims}),
+        "finished": _flags(before.finished_note),
+        "loads": loads,
+        "has_sync_loads": any(not is_async for _r, _start, _tokens, is_async, _blocks in loads),
+        "common": _common_prefix_blocks(after) if scope.prefix_caching else 0,
+        "total": sum(int(report.scheduled[r]) for r in order),
+        "num_drafts_next": scope.num_speculative_tokens,
+    }
+
+
+def _loads(after: Record, report: Record) -> list[list[Any]]:
+    """The loads that start with a step: request, first token, tokens, kind and blocks."""
     loads = []
     for r in range(len(after.status)):
         if report.new_load[r]:
@@ -155,22 +312,8 @@ def _step(compiled: Compiled, before: Record, after: Record, report: Record) -> 
             is_async = False
         else:
             continue
-        blocks = after.block_table[r, : int(after.num_blocks[r])].tolist()
-        loads.append([r, start, tokens, is_async, blocks])
-    return {
-        "scheduled": [[r, int(report.scheduled[r])] for r in order],
-        "start": {r: int(report.start[r]) for r in order},
-        "drafts": {r: int(report.drafts[r]) for r in order if report.drafts[r]},
-        "samples": {r: bool(after.step_samples[d, r]) for r in order},
-        "tables": {r: after.block_table[r, : int(after.num_blocks[r])].tolist() for r in order},
-        "new": new,
-        "resumed": sorted(resumed),
-        "preempted": sorted({*_flags(before.preempted_note), *victims}),
-        "finished": _flags(before.finished_note),
-        "loads": sorted(loads),
-        "common": _common_prefix_blocks(after) if compiled.scope.prefix_caching else 0,
-        "total": sum(int(report.scheduled[r]) for r in order),
-    }
+        loads.append([r, start, tokens, is_async, _table(after, r)])
+    return loads
 
 
 def _common_prefix_blocks(s: Record) -> int:
@@ -187,18 +330,48 @@ def _common_prefix_blocks(s: Record) -> int:
     return common
 
 
-def _outputs(compiled: Compiled, before: Record, report: Record) -> dict[int, Any]:
+def _delivered(compiled: Compiled, before: Record, report: Record) -> dict[int, list[int]]:
+    """The tokens that an output gives to each request; empty for other actions."""
+    if not report.delivered.any():
+        return {}
     sampled = sampled_tokens(compiled, before, report)
-    reasons = {
-        Status.FINISHED_STOPPED: "stop",
-        Status.FINISHED_LENGTH_CAPPED: "length",
-        Status.FINISHED_ERROR: "error",
+    return {
+        r: sampled[r][: int(report.delivered[r])]
+        for r in range(len(before.status))
+        if report.delivered[r]
     }
-    outputs = {}
+
+
+def _outputs(
+    compiled: Compiled, before: Record, after: Record, report: Record, past: Past
+) -> dict[int, Any]:
+    delivered = _delivered(compiled, before, report)
+    hits = dict(past.hits)
+    outputs: dict[int, Any] = {}
     for r in range(len(before.status)):
-        delivered = int(report.delivered[r])
         finished = int(report.finished[r])
-        if delivered or finished:
-            tokens = sampled.get(r, [])[:delivered]
-            outputs[r] = [tokens, reasons[Status(finished)] if finished else None]
+        tokens = delivered.get(r, [])
+        if not (tokens or finished):
+            continue
+        is_first = bool(tokens) and before.num_tokens[r] == compiled.c.prompt_len[r]
+        outputs[r] = [
+            tokens,
+            _REASONS[Status(finished)] if finished else None,
+            STOP_TOKEN if finished == Status.FINISHED_STOPPED else None,
+            _prefill_stats(compiled, before, after, r, hits.get(r, (0, 0))) if is_first else None,
+            None,
+            {},
+        ]
     return outputs
+
+
+def _prefill_stats(
+    compiled: Compiled, before: Record, after: Record, r: int, hits: tuple[int, int]
+) -> list[int]:
+    """What a client is told of its prompt: in the order of protocol.PREFILL_STATS."""
+    prompt, cached = int(compiled.c.prompt_len[r]), sum(hits)
+    # Freed blocks keep their hashes, so those of a request that ends here are still to be seen.
+    published = [i for i, b in enumerate(_table(before, r), start=1) if after.block_hash[b]]
+    in_cache = max(published, default=0) * compiled.scope.block_size
+    created = max(0, min(in_cache, prompt) - cached)
+    return [prompt, prompt - cached, cached, *hits, created]

@@ -48,14 +48,13 @@ _REQUEST_FIELDS = (
     "in_flight",
     "stale",
     "drop_stale",
-    "num_drafts",
     "prefill_chunk",
     "was_preempted",
     "last_seq",
     "decode_wait",
     "num_published",
 )
-"""Fields of the record for protocol.REQUEST, num_output_tokens left out, in its order."""
+"""Fields of the record for the numbers of protocol.REQUEST, num_output_tokens left out."""
 
 _OUTPUT_TOKENS = protocol.REQUEST.index("num_output_tokens") - 2
 
@@ -74,12 +73,19 @@ _FLAGS = {
 }
 _OBSERVED = (
     *_REQUEST_FIELDS,
+    "num_drafts",
     *_QUEUES,
     *_FLAGS,
     *("num_blocks", "block_table", "ref_cnt", "block_hash", "hash_rank", "load_used", "asks_left"),
     *("deferred_fence", "deferred_len", "deferred_blocks"),
 )
 """Fields with dimensions that an observation has; the others are the ghost device's and ours."""
+
+WORKER_AGREES = "WorkerAgrees"
+"""Each step says to the workers what the scheduler means, and each output to the clients."""
+
+NO_LEAK = "NoLeak"
+"""No container keeps a request that is gone."""
 
 _ENDS = {"stop": Status.FINISHED_STOPPED, "length": Status.FINISHED_LENGTH_CAPPED}
 
@@ -100,7 +106,8 @@ def fill(
         getattr(state, name)[...] = 0
     gone = state.status != Status.ABSENT
     state.status[gone] = int(Status.GONE)
-    for r, status, *numbers, blocks in values["requests"]:
+    for r, status, *numbers, blocks, _tokens, _agree, drafts, _hashes in values["requests"]:
+        state.num_drafts[r] = len(drafts)
         del numbers[_OUTPUT_TOKENS]
         state.status[r] = int(Status[status])
         for name, number in zip(_REQUEST_FIELDS, numbers, strict=True):
@@ -126,6 +133,27 @@ def fill(
     for r, used, asks_left in values["connector"]:
         state.load_used[r], state.asks_left[r] = used, asks_left
     state.seq_ahead, state.pause = values["seq_ahead"], values["pause"]
+
+
+def _wrong(action: Action, result: Any, seen: list[Any]) -> tuple[tuple[str, ...], str] | None:
+    """What the driver itself finds wrong: the invariants and where they fall."""
+    leaks = seen[protocol.OBSERVATION.index("leaks")]
+    rows = []
+    if action.kind == Kind.SCHEDULE:
+        rows = [
+            f"{_of(r)}{field}: sent {a}, meant {b}" for r, field, a, b in result["disagreements"]
+        ]
+    elif action.kind == Kind.OUTPUT:
+        rows = [f"{_of(r)}told {told[-1]}" for r, told in result.items() if r < 0 or told[-1]]
+    if rows:
+        return (WORKER_AGREES,), "; ".join(rows)
+    if leaks:
+        return (NO_LEAK,), "; ".join(f"{where} keeps R{r}" for r, where in leaks)
+    return None
+
+
+def _of(r: int | None) -> str:
+    return "" if r is None or r < 0 else f"R{r} "
 
 
 class Scheduling(Protocol):
@@ -197,6 +225,10 @@ class ObservedWorld:
         if seen is None:
             self._ended((Id.NoAssertion.name,), f"{action} raised {result}")
             return
+        wrong = _wrong(action, result, seen)
+        if wrong:
+            self._ended(*wrong)
+            return
         try:
             fill(self.compiled, state, seen, self._codes)
         except KeyError as error:
@@ -263,9 +295,10 @@ class ObservedWorld:
         state.num_steps = d + 1
         state.step_len[d] = len(result["scheduled"])
         e.num_scheduled = len(result["scheduled"])
-        admitted = dict.fromkeys(result["new"], 1) | dict.fromkeys(result["resumed"], 2)
+        new = [r for r, *_ in result["sent_new"]]
+        admitted = dict.fromkeys(new, 1) | dict.fromkeys(result["resumed"], 2)
         for k, (r, tokens) in enumerate(result["scheduled"]):
-            drafts = result["drafts"].get(r, 0)
+            drafts = len(result["drafts"].get(r, ()))
             e.order[k] = state.step_order[d, k] = r + 1
             e.scheduled[r] = state.step_tokens[d, r] = tokens
             e.start[r] = state.step_start[d, r] = result["start"][r]
@@ -303,7 +336,7 @@ class ObservedWorld:
     def _taken_in(self, before: Record, state: Record, result: dict[int, list[Any]]) -> None:
         """What the scheduler made of an output, and what became of the transfers it reported."""
         c, e, scope = self.compiled.c, self._report, self.compiled.scope
-        for r, (tokens, reason) in result.items():
+        for r, (tokens, reason, *_) in result.items():
             e.delivered[r] = len(tokens)
             if reason is not None:
                 e.finished[r] = int(_ENDS.get(reason, Status.FINISHED_ERROR))
@@ -352,7 +385,8 @@ class ObservedWorld:
     def _ended(self, broken: tuple[str, ...], what: str) -> None:
         """The run is over: with an open finding, as the model shows too, or with news."""
         self.over = True
-        trace = Trace(self.compiled.scope, tuple(self._actions), broken)
+        of_states = tuple(name for name in broken if name in Id.__members__)
+        trace = Trace(self.compiled.scope, tuple(self._actions), of_states)
         try:
             *_, last = replay(trace)
         except TraceError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
 from kvproof.bridge.lockstep import Expected, compare, expect
+from kvproof.bridge.observation import Past
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.shown import Shown
 from kvproof.trace.trace import Moment, Trace, TraceError, replay
@@ -38,9 +40,15 @@ class Replay(Shown):
         return not self.fields
 
 
-def expect_moment(compiled: Compiled, moment: Moment) -> tuple[list[Any], Expected]:
-    """The driver's operation for a moment of a replay, and what must come of it."""
-    return expect(compiled, moment.before, moment.after, moment.action, moment.report, ())
+def expect_moments(
+    compiled: Compiled, moments: Iterable[Moment]
+) -> Iterator[tuple[list[Any], Expected]]:
+    """The driver's operation for each moment of a replay, and what must come of it."""
+    past = Past()
+    for m in moments:
+        operation, expected = expect(compiled, m.before, m.after, m.action, m.report, (), past)
+        past = expected.past
+        yield operation, expected
 
 
 def replay_on_vllm(trace: Trace, client: Client) -> Replay:
@@ -58,8 +66,8 @@ def replay_on_vllm(trace: Trace, client: Client) -> Replay:
     compiled = compile_scope(trace.scope)
     moments = tuple(replay(trace))
     client.run([["new", observation.scope_values(trace.scope), trace.scope.rules_off]])
-    for moment in moments:
-        operation, expected = expect_moment(compiled, moment)
+    told = expect_moments(compiled, moments)
+    for moment, (operation, expected) in zip(moments, told, strict=True):
         (answer,) = client.run([operation])
         fields = compare(expected, answer)
         if fields:

@@ -18,6 +18,7 @@ from kvproof.bridge import observation
 from kvproof.bridge.client import Client
 from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.bridge.lockstep import compare, expect
+from kvproof.bridge.observation import Past
 from kvproof.model import scheduler
 from kvproof.model.compiled import compile_scope, next_token
 from kvproof.model.scope import MAX_BLOCKS, MAX_MODEL_LEN, MAX_REQUESTS, RequestSpec, Scope
@@ -165,6 +166,7 @@ class LockstepEngine:
         self._client = client
         self._compiled = compile_scope(episode.scope)
         self._state = self._compiled.initial()
+        self._past = Past()
         turns = [(s.number, turn) for s in sessions for turn in range(len(s.turns))]
         self._index = {turn: r for r, turn in enumerate(turns)}
         self._numbers: dict[int, int] = {}
@@ -207,7 +209,7 @@ class LockstepEngine:
         (action,) = [action for action in enabled if action.do == "output"]
         return [
             clock.Delivery(self._numbers[r], len(tokens), reason is not None)
-            for r, (tokens, reason) in self._take(action).items()
+            for r, (tokens, reason, *_) in self._take(action).items()
         ]
 
     def _take(self, action: Action) -> Any:
@@ -218,7 +220,8 @@ class LockstepEngine:
         episode.actions.append(action)
         if broken:
             raise clock.Broken(", ".join(names_of(broken)), f"after {action}")
-        operation, expected = expect(compiled, before, after, action, report, ())
+        operation, expected = expect(compiled, before, after, action, report, (), self._past)
+        self._past = expected.past
         (answer,) = self._client.run([operation])
         episode.compared += 1
         fields = compare(expected, answer)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled
 from kvproof.model.engine import Kind
-from kvproof.model.scope import STOP_TOKEN
+from kvproof.model.scope import MAX_DRAFTS, MAX_TOKEN, STOP_TOKEN
 from kvproof.model.state import Load, Pause
 from kvproof.native.record import Record
 from kvproof.trace.actions import Action, Outcome
@@ -183,12 +183,21 @@ def _drafts(compiled: Compiled, state: Record, choice: int) -> Mapping[str, Any]
 
 
 def _drafts_told(compiled: Compiled, before: Record, action: Action, _report: Record) -> list[Any]:
-    drafts = {r: [1] * count for r, count in action.drafts.items()}
+    drafts = {r: draft_tokens(r, count) for r, count in action.drafts.items()}
     for r in (before.running[: int(before.num_running)] - 1).tolist():
         if before.prefill_chunk[r]:
             # The drafter proposes for prefill chunks too; the scheduler must not take it.
-            drafts[r] = [1] * compiled.scope.num_speculative_tokens
+            drafts[r] = draft_tokens(r, compiled.scope.num_speculative_tokens)
     return [drafts]
+
+
+def draft_tokens(r: int, count: int) -> list[int]:
+    """The tokens that the drafter proposes for a request: a value for each request and place.
+
+    Which of them are right is not theirs to say: acceptance is the device's answer.
+    """
+    first = MAX_TOKEN - r * MAX_DRAFTS
+    return list(range(first, first - count, -1))
 
 
 def _transfer(compiled: Compiled, action: Action) -> int | None:

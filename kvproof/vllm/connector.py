@@ -110,6 +110,8 @@ class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keep the blocks of a request that ended by itself, if the script says so, until sent."""
+        self.used.discard(request.request_id)
+        self.asks_left.pop(request.request_id, None)
         keeps = request.request_id in self.delay_free and request.status in _KEEPS_BLOCKS
         return keeps and bool(block_ids), None
 

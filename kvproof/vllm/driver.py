@@ -26,17 +26,21 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from kvproof.vllm import protocol
+from kvproof.vllm import agreement, protocol
+from kvproof.vllm.agreement import Agreement
 from kvproof.vllm.config import build_config
 from kvproof.vllm.connector import External, ScriptedConnector
 from kvproof.vllm.guards_out import GUARDS, taken_out
+from kvproof.vllm.inventory import ALWAYS_DEFAULT
+from kvproof.vllm.leaks import Leaks
 
 _VLLM_FILES = os.path.dirname(vllm.__file__) + os.sep
 
@@ -46,6 +50,9 @@ _TOKEN_BYTES = 2
 _EMPTY_PREFIX = bytes(_TOKEN_BYTES)
 _GROUP_ID_BYTES = 4
 _SET_PLACES = 128
+
+NOBODY = -1
+"""Stands in an output's result for what is told to no request's client."""
 
 _STATUS_NAMES = {int(status): status.name for status in RequestStatus}
 
@@ -71,6 +78,10 @@ def prefix_of(block_hash: bytes) -> list[str | int]:
             for i in range(0, len(tokens), _TOKEN_BYTES)
         ),
     ]
+
+
+class Unfit(Exception):
+    """An answer of the device that the oldest step cannot have."""
 
 
 class _NoStructuredOutput:
@@ -115,7 +126,7 @@ class _Snapshot(NamedTuple):
     """Everything that an operation can change, copied; restoring leaves it valid."""
 
     scheduler: dict[str, Any]
-    requests: list[tuple[Request, dict[str, Any], int, int, int]]
+    requests: list[tuple[Request, dict[str, Any], Any, int, int, int]]
     blocks: list[tuple[Any, ...]]
     free_list: tuple[Any, Any, int]
     published: dict[bytes, Any]
@@ -124,6 +135,7 @@ class _Snapshot(NamedTuple):
     num_cached_block: dict[str, int]
     partial_hits: dict[str, Any]
     connector: Any
+    agreement: agreement.Saved
     steps: tuple[_Step, ...]
 
 
@@ -202,6 +214,8 @@ class Engine:
                 name: External(**spec["external"]) for name, spec in named if spec["external"]
             }
             connector.delay_free = frozenset(name for name, spec in named if spec["delay_free"])
+        self._agreement = Agreement(self.scheduler, self._manager.req_to_blocks, self._numbers)
+        self._leaks = Leaks(self.scheduler)
 
     def request(self, r: int) -> Request:
         """Request r as it arrives."""
@@ -225,6 +239,7 @@ class Engine:
     def add(self, r: int) -> None:
         """A request arrives."""
         self.scheduler.add_request(self.request(r))
+        self._agreement.added(self._names[r])
 
     @operation
     def abort(self, r: int) -> None:
@@ -234,39 +249,68 @@ class Engine:
     @operation
     def schedule(self) -> dict[str, Any]:
         """Plan a step and put it in flight."""
-        scheduler, number = self.scheduler, self._numbers
-        output = scheduler.schedule()
-        tables = self._manager.req_to_blocks
-        cached = output.scheduled_cached_reqs
-        order, samples, block_ids = [], {}, {}
-        for name, count in output.num_scheduled_tokens.items():
-            r = number[name]
-            order.append([r, count])
-            samples[r] = not scheduler.requests[name].is_prefill_chunk
-            block_ids[r] = [block.block_id for block in tables[name]]
-        start = {number[new.req_id]: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            start[number[name]] = computed
+        number = self._numbers
+        before = self._agreement.before()
+        output = self.scheduler.schedule()
+        views, disagreements = self._agreement.scheduled(before, output)
+        order = [[number[name], count] for name, count in output.num_scheduled_tokens.items()]
+        seen = [(number[name], view) for name, view in views.items()]
         metadata = output.kv_connector_metadata
         loads = [] if metadata is None else metadata.loads
-        self._steps.append(_Step(output, order, frozenset(r for r in samples if samples[r])))
+        requests = self.scheduler.requests
+        sampling = frozenset(r for r, _ in order if not requests[self._names[r]].is_prefill_chunk)
+        self._steps.append(_Step(output, order, sampling))
         return {
+            "disagreements": disagreements,
             "scheduled": order,
-            "start": start,
-            "drafts": {
-                number[name]: len(drafts)
-                for name, drafts in output.scheduled_spec_decode_tokens.items()
-            },
-            "samples": samples,
-            "tables": block_ids,
-            "new": [number[new.req_id] for new in output.scheduled_new_reqs],
-            "resumed": self._sorted(cached.resumed_req_ids),
+            "start": {r: view.start for r, view in seen},
+            "tokens": {r: view.tokens for r, view in seen},
+            "drafts": {r: view.drafts for r, view in seen if view.drafts},
+            "num_outputs": {r: view.num_outputs for r, view in seen},
+            "samples": {r: view.samples for r, view in seen},
+            "tables": {r: view.table for r, view in seen},
+            "sent_new": [
+                [
+                    number[new.req_id],
+                    new.prompt_token_ids,
+                    None if new.prefill_token_ids is None else new.prefill_token_ids.copy(),
+                    *new.block_ids,
+                    new.num_computed_tokens,
+                ]
+                for new in output.scheduled_new_reqs
+            ],
+            "sent_cached": self._cached(output.scheduled_cached_reqs),
+            "resumed": self._sorted(output.scheduled_cached_reqs.resumed_req_ids),
             "preempted": self._sorted(output.preempted_req_ids),
             "finished": self._sorted(output.finished_req_ids),
             "loads": sorted([number[load[0]], *load[1:]] for load in loads),
+            "has_sync_loads": output.has_sync_kv_loads,
             "common": output.num_common_prefix_blocks[0],
             "total": output.total_num_scheduled_tokens,
+            "num_drafts_next": output.num_spec_tokens_to_schedule,
         }
+
+    def _cached(self, cached: CachedRequestData) -> list[list[Any]]:
+        """What a step sends of each request that its workers know."""
+        new_tokens = cached.new_token_ids or [None] * len(cached.req_ids)
+        columns = (
+            cached.req_ids,
+            cached.new_block_ids,
+            cached.num_computed_tokens,
+            cached.num_output_tokens,
+            new_tokens,
+        )
+        return [
+            [
+                self._numbers[name],
+                None if blocks is None else blocks[0],
+                computed,
+                outputs,
+                tokens,
+                cached.all_token_ids.get(name),
+            ]
+            for name, blocks, computed, outputs, tokens in zip(*columns, strict=False)
+        ]
 
     @operation
     def output(
@@ -275,20 +319,24 @@ class Engine:
         """The oldest step in flight returns: sampled tokens, loads and sends over, bad blocks."""
         step = self._steps.popleft()
         if not tokens.keys() <= step.sampling:
-            raise ValueError(
+            raise Unfit(
                 f"output for {sorted(tokens)}: the step samples for {sorted(step.sampling)} only"
             )
-        outputs = self.scheduler.update_from_output(
-            step.output, self.runner_output(step.output, tokens, recved, sent, invalid)
+        answer = self.runner_output(step.output, tokens, recved, sent, invalid)
+        self._agreement.answered(
+            {self._names[r]: sampled.copy() for r, sampled in tokens.items()},
+            rolled_back=bool(invalid),
         )
-        return {
-            self._numbers[one.request_id]: [
-                one.new_token_ids,
-                None if one.finish_reason is None else str(one.finish_reason),
-            ]
+        outputs = self.scheduler.update_from_output(step.output, answer)
+        told = {
+            self._numbers[one.request_id]: _told(one)
             for of_client in outputs.values()
             for one in of_client.outputs
         }
+        odd = [_odd(of_client) for of_client in outputs.values()]
+        if any(odd):
+            told[NOBODY] = odd
+        return told
 
     def runner_output(
         self,
@@ -322,6 +370,7 @@ class Engine:
     @operation
     def drafts(self, drafts: dict[int, list[int]]) -> None:
         """The drafter's proposals for the next step."""
+        self._agreement.proposed({self._names[r]: tokens for r, tokens in drafts.items()})
         self.scheduler.update_draft_token_ids(self.draft_token_ids(drafts))
 
     @operation
@@ -347,11 +396,9 @@ class Engine:
         s, pool, number = self.scheduler, self._pool, self._numbers
         processed = s.processed_step_seq
         blocks = pool.blocks
-        free = []
-        block = pool.free_block_queue.fake_free_list_head.next_free_block
-        while block.next_free_block is not None:
-            free.append(block.block_id)
-            block = block.next_free_block
+        queue = pool.free_block_queue
+        free = _walk(queue.fake_free_list_head, "next_free_block", len(blocks))
+        back = _walk(queue.fake_free_list_tail, "prev_free_block", len(blocks))
         ref_cnt = [block.ref_cnt for block in blocks]
         ref_cnt[pool.null_block.block_id] = 0
         prefix = self._prefix
@@ -361,6 +408,8 @@ class Engine:
             "waiting": [number[q.request_id] for q in s.waiting],
             "kv_holding_waiting": [number[q.request_id] for q in s.kv_holding_waiting],
             "free": free,
+            "free_back": back,
+            "num_free": queue.num_free_blocks,
             "ref_cnt": ref_cnt,
             "cached": sorted(
                 [prefix(block_hash), list(found) if type(found) is dict else [found.block_id]]
@@ -381,6 +430,7 @@ class Engine:
             "pause": int(s.pause_state),
             "has_requests": s.has_requests(),
             "connector": self._scripts(),
+            "leaks": [[number[name], where] for name, where in self._leaks.find()],
         }
         return [values[name] for name in protocol.OBSERVATION]
 
@@ -399,13 +449,16 @@ class Engine:
                 q.num_in_flight_tokens,
                 q.num_stale_output_tokens,
                 q.drop_stale_output,
-                len(q.spec_token_ids),
                 q.is_prefill_chunk,
                 q.num_preemptions > 0,
                 max(0, q.last_sched_seq - processed),
                 max(0, q.next_decode_eligible_step - step),
                 num_cached_block.get(name, 0),
                 [block.block_id for block in tables.get(name, ())],
+                q._all_token_ids.copy(),
+                q._output_token_ids == q._all_token_ids[q.num_prompt_tokens :],
+                q.spec_token_ids,
+                len(q.block_hashes),
             ]
             for name, q in s.requests.items()
         )
@@ -448,6 +501,7 @@ class Engine:
                 (
                     q,
                     vars(q).copy(),
+                    None if q.prefill_stats is None else vars(q.prefill_stats).copy(),
                     len(q._output_token_ids),
                     len(q._all_token_ids),
                     len(q.block_hashes),
@@ -475,6 +529,7 @@ class Engine:
             num_cached_block=manager.num_cached_block.copy(),
             partial_hits=manager._partial_hit_reqs.copy(),
             connector=None if s.connector is None else s.connector.save(),
+            agreement=self._agreement.save(),
             steps=tuple(self._steps),
         )
 
@@ -485,8 +540,10 @@ class Engine:
         attributes.update(saved.scheduler)
         for name in self._containers:
             attributes[name] = _copied(attributes[name])
-        for q, values, num_output, num_tokens, num_hashes in saved.requests:
+        for q, values, stats, num_output, num_tokens, num_hashes in saved.requests:
             vars(q).update(values)
+            if stats is not None:
+                vars(q.prefill_stats).update(stats)
             del q._output_token_ids[num_output:]
             del q._all_token_ids[num_tokens:]
             del q.block_hashes[num_hashes:]
@@ -512,7 +569,40 @@ class Engine:
         manager._partial_hit_reqs = saved.partial_hits.copy()
         if s.connector is not None:
             s.connector.restore(saved.connector)
+        self._agreement.restore(saved.agreement)
         self._steps = deque(saved.steps)
+
+
+def _walk(end: Any, link: str, most: int) -> list[int]:
+    """The free blocks from one end of their list on, and at most one more than there are blocks."""
+    block_ids: list[int] = []
+    block = getattr(end, link)
+    while block is not None and block.block_id >= 0 and len(block_ids) <= most:
+        block_ids.append(block.block_id)
+        block = getattr(block, link)
+    return block_ids
+
+
+def _told(one: EngineCoreOutput) -> list[Any]:
+    """What the client of a request is told, in the order of protocol.OUTPUT."""
+    stats = one.prefill_stats
+    return [
+        one.new_token_ids,
+        None if one.finish_reason is None else str(one.finish_reason),
+        one.stop_reason,
+        None if stats is None else [getattr(stats, name) for name in protocol.PREFILL_STATS],
+        one.kv_transfer_params,
+        _odd(one),
+    ]
+
+
+def _odd(data: Any) -> dict[str, str]:
+    """The fields that text with full attention never sets, where they are set all the same."""
+    return {
+        name: repr(value)
+        for name, default in ALWAYS_DEFAULT[type(data).__name__].items()
+        if (value := getattr(data, name)) != default
+    }
 
 
 def _copied_hashes(published: dict[bytes, Any]) -> dict[bytes, Any]:
@@ -555,7 +645,7 @@ class Driver:
             result = OPERATIONS[name](self._engine, *arguments)
             return [result, self._engine.observation()]
         except Exception as error:
-            where = vllm_location(error)
+            where = "driver.py:output" if isinstance(error, Unfit) else vllm_location(error)
             if where is None:
                 raise
             self._broken = True

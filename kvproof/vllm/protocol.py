@@ -6,8 +6,9 @@ of operations `[name, argument...]`; the driver answers each with the list of th
 is its vLLM's version and the names of the rules whose guards it can take out.
 
 An operation that makes vLLM raise is answered with the result `["error", type, first line of the
-message, "file.py:function"]`, later ones with `["skipped"]`, until a move leads out of the broken
-state; then the observation is None. A batch that makes no sense ends the driver.
+message, "file.py:function"]`, and so is an output that the oldest step cannot have, for the
+scheduler has planned another step; later ones with `["skipped"]`, until a move leads out of the
+broken state; then the observation is None. A batch that makes no sense ends the driver.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ OBSERVATION = (
     "waiting",
     "kv_holding_waiting",
     "free",
+    "free_back",
+    "num_free",
     "ref_cnt",
     "cached",
     "block_hash",
@@ -40,6 +43,7 @@ OBSERVATION = (
     "pause",
     "has_requests",
     "connector",
+    "leaks",
 )
 """Fields of an observation, in its order."""
 
@@ -53,15 +57,38 @@ REQUEST = (
     "num_in_flight_tokens",
     "num_stale_output_tokens",
     "drop_stale_output",
-    "num_drafts",
     "is_prefill_chunk",
     "was_preempted",
     "steps_to_fence",
     "steps_to_decode",
     "num_cached_block",
     "block_ids",
+    "all_token_ids",
+    "outputs_end_them",
+    "spec_token_ids",
+    "num_block_hashes",
 )
 """Fields of a request in the observation's `requests`, in their order."""
+
+OUTPUT = (
+    "new_token_ids",
+    "finish_reason",
+    "stop_reason",
+    "prefill_stats",
+    "kv_transfer_params",
+    "odd",
+)
+"""What the client of a request is told with a step's output, in its order; the last is empty."""
+
+PREFILL_STATS = (
+    "num_prompt_tokens",
+    "num_computed_tokens",
+    "num_cached_tokens",
+    "num_local_cached_tokens",
+    "num_external_cached_tokens",
+    "num_cache_creation_tokens",
+)
+"""Fields of `prefill_stats`, in their order."""
 
 _LENGTH_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode
