@@ -18,7 +18,7 @@ from kvproof.scopes.named import SCOPES
 from kvproof.search.explore import Result, explore
 from kvproof.walks.worlds import Tally, Violation
 
-PLAIN, V2, PIPELINE = "priorities", "depth-3", "pipeline"
+PLAIN, V2, PIPELINE = "priorities", "depth-3", "two-stages"
 ASYNC, DRAFTS, LOADS = "async-priority", "drafts", "sync-loads"
 
 
@@ -80,6 +80,7 @@ CAUGHT_ON = {
 }
 SCOPES_HERE = SCOPES | {
     "v2-reset": replace(SCOPES["async-reset"], v2_model_runner=True),
+    PIPELINE: replace(SCOPES["pipeline"], requests=to_the_end(SCOPES["pipeline"])),
     "two-drafted": replace(SCOPES["drafts"], requests=to_the_end(SCOPES["drafts"])),
 }
 CASES = [(name, change) for name, changes in CAUGHT_ON.items() for change in changes.split()]

@@ -187,6 +187,7 @@ class LockstepEngine:
         result = self._take(Action("schedule"))
         self._episode.steps += 1
         size = self._episode.scope.block_size
+        new = [r for r, *_ in result["sent_new"]]
         return clock.Step(
             scheduled=result["total"],
             resident=size * sum(len(table) for table in result["tables"].values()),
@@ -194,7 +195,7 @@ class LockstepEngine:
                 clock.Admission(
                     self._numbers[r], int(self._state.num_tokens[r]), result["start"][r]
                 )
-                for r in [*result["new"], *result["resumed"]]
+                for r in [*new, *result["resumed"]]
             ],
             preempted=[self._numbers[r] for r in result["preempted"]],
         )

@@ -137,10 +137,12 @@ class Agreement:
     ) -> Iterator[tuple[str, Any, Any]]:
         """What a stage computes for a request, and what the scheduler means it to."""
         start, line = self._line(name, output)
-        end = start + output.num_scheduled_tokens[name] - len(view.drafts)
+        scheduled = output.num_scheduled_tokens[name]
+        end = start + scheduled - len(view.drafts)
         yield "table", view.table, [block.block_id for block in self._tables.get(name, ())]
         yield "start", view.start, start
         yield "tokens", view.tokens, line[start:end]
+        yield "number of tokens", len(view.tokens) + len(view.drafts), scheduled
 
     def _request(
         self, name: str, view: View, output: SchedulerOutput, admitted: bool
