@@ -10,11 +10,12 @@ import pytest
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
-from kvproof.bridge.vllm_replay import replay_on_vllm
+from kvproof.bridge.vllm_replay import expect_moments, replay_on_vllm
 from kvproof.checker.minimize import with_rules_on
 from kvproof.cli.main import main
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.model.compiled import compile_scope
+from kvproof.model.engine import Kind
 from kvproof.model.rules import Rule
 from kvproof.trace.trace import Trace, TraceError, load, replay
 
@@ -64,14 +65,15 @@ def test_with_its_guard_vllm_survives_the_same_actions(
 
 def observations(trace: Trace) -> list[object]:
     compiled = compile_scope(trace.scope)
-    return [
-        (
-            observation.expected_result(compiled, m.before, m.after, m.action, m.report),
-            observation.observe(compiled, m.after),
-            m.after.assertion,
-        )
-        for m in replay(trace)
-    ]
+    seen = []
+    for moment, (_, expected) in zip(
+        replay(trace), expect_moments(compiled, replay(trace)), strict=True
+    ):
+        result = expected.result
+        if moment.action.kind == Kind.SCHEDULE:
+            result = {name: v for name, v in result.items() if name not in observation.WORKERS_OWN}
+        seen.append((result, expected.observation[:-1], moment.after.assertion))
+    return seen
 
 
 def test_what_is_observed_tells_a_guard_from_none(vllm: Client) -> None:

@@ -34,4 +34,4 @@ class ModelTwin:
         told = (self.compiled, before, self.state, action, report, self.past)
         result = observation.expected_result(*told)
         self.past = observation.passed(*told)
-        return [result, observation.observe_after(self.compiled, before, self.state, report)]
+        return [result, observation.observe(self.compiled, self.state, self.past)]

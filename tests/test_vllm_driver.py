@@ -311,7 +311,6 @@ def test_a_step_is_reported_and_observed(client: Client) -> None:
         "all_token_ids": [1, 2, 1],
         "outputs_end_them": True,
         "spec_token_ids": [],
-        "num_block_hashes": 1,
     }
     assert by_request(seen)[1]["is_prefill_chunk"]
     assert seen["running"] == [0, 1]

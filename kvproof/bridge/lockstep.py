@@ -174,11 +174,13 @@ def expect(
     past: Past,
 ) -> tuple[list[Any], Expected]:
     """The driver's operation for an action that the model has taken, and what must come of it."""
+    result = observation.expected_result(compiled, before, after, action, report, past)
+    past = observation.passed(compiled, before, after, action, report, past)
     return observation.operation(compiled, before, action, report), Expected(
         codes=codes,
-        past=observation.passed(compiled, before, after, action, report, past),
-        result=observation.expected_result(compiled, before, after, action, report, past),
-        observation=observation.observe_after(compiled, before, after, report),
+        past=past,
+        result=result,
+        observation=observation.observe(compiled, after, past),
         asserts=bool(after.assertion),
     )
 
@@ -195,7 +197,7 @@ def compare(expected: Expected, answer: Any) -> tuple[tuple[str, Any, Any], ...]
         fields += _parts(expected.result, result)
     if seen != expected.observation:
         for name, model, real in zip(protocol.OBSERVATION, expected.observation, seen, strict=True):
-            if model != real:
+            if model not in (real, observation.UNSTATED):
                 fields.append((name, model, real))
     return tuple(fields)
 
@@ -207,7 +209,7 @@ def _parts(model: Any, real: Any) -> list[tuple[str, Any, Any]]:
     return [
         (f"result, {key}", model.get(key), real.get(key))
         for key in {**model, **real}
-        if model.get(key) != real.get(key)
+        if model.get(key) not in (real.get(key), observation.UNSTATED)
     ]
 
 

@@ -7,7 +7,7 @@ as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvproof.model import connector, scheduler
@@ -23,8 +23,14 @@ from kvproof.trace.actions import Action
 from kvproof.vllm import protocol
 
 _UNKNOWN = (Status.ABSENT, Status.GONE)
+UNSTATED = "unstated"
+"""In the place of something that the model does not state."""
+
+WORKERS_OWN = ("disagreements", "tokens", "num_outputs", "samples")
+"""What the worker makes of a step; without a rule that may be something else than is meant."""
+
+
 _ON_DEVICE = [-1]
-_NOTHING: Mapping[int, Sequence[int]] = {}
 _REASONS = {
     Status.FINISHED_STOPPED: "stop",
     Status.FINISHED_LENGTH_CAPPED: "length",
@@ -32,15 +38,24 @@ _REASONS = {
 }
 
 
+_NOTHING: Mapping[int, Any] = {}
+
+
 class Past(NamedTuple):
     """What a run has come by that its state does not tell and that is sent or told later.
 
     `batch` are the requests of the last step, `hits` the local and external tokens that each
-    request had at its first admissions.
+    request had at its last admission before it was ever preempted, `outputs` the tokens that it
+    was given. Never changed.
     """
 
     batch: frozenset[int] = frozenset()
-    hits: tuple[tuple[int, tuple[int, int]], ...] = ()
+    hits: Mapping[int, tuple[int, int]] = _NOTHING
+    outputs: Mapping[int, tuple[int, ...]] = _NOTHING
+
+
+EVERYTHING_IN_LINE = Past()
+"""The past of a run of which no more is known than that each request was given its next tokens."""
 
 
 def scope_values(scope: Scope) -> dict[str, Any]:
@@ -60,24 +75,22 @@ def _flags(field: Any) -> list[int]:
     return [r for r, flag in enumerate(field.tolist()) if flag]
 
 
-def _all_tokens(compiled: Compiled, s: Record, r: int, delivered: Sequence[int]) -> list[int]:
-    """The request's tokens: its line, up to what was delivered just now or stopped it."""
-    num_tokens = int(s.num_tokens[r])
-    tokens = [*compiled.tokens[r][: num_tokens - len(delivered)], *delivered]
-    if s.status[r] == Status.FINISHED_STOPPED:
-        tokens[-1] = STOP_TOKEN
-    return tokens
+def _all_tokens(compiled: Compiled, s: Record, r: int, past: Past) -> list[int]:
+    """The request's tokens: its prompt and what it was given; its line if that is not known."""
+    given = past.outputs.get(r)
+    if given is None:
+        return list(compiled.tokens[r][: int(s.num_tokens[r])])
+    return [*compiled.scope.requests[r].prompt, *given]
 
 
 def _spec_tokens(compiled: Compiled, s: Record, r: int) -> list[int]:
     num_drafts = int(s.num_drafts[r])
-    return (
-        _ON_DEVICE * num_drafts if compiled.scope.async_scheduling else draft_tokens(r, num_drafts)
-    )
+    if compiled.scope.async_scheduling:
+        return _ON_DEVICE * num_drafts
+    return draft_tokens(compiled, s, r, num_drafts)
 
 
-def _request(compiled: Compiled, s: Record, r: int, delivered: Sequence[int]) -> list[Any]:
-    hashed = compiled.scope.prefix_caching or compiled.scope.kv_role is not None
+def _request(compiled: Compiled, s: Record, r: int, past: Past) -> list[Any]:
     num_tokens = int(s.num_tokens[r])
     return [
         r,
@@ -95,10 +108,9 @@ def _request(compiled: Compiled, s: Record, r: int, delivered: Sequence[int]) ->
         int(s.decode_wait[r]),
         int(s.num_published[r]),
         _table(s, r),
-        _all_tokens(compiled, s, r, delivered),
+        _all_tokens(compiled, s, r, past),
         True,
         _spec_tokens(compiled, s, r),
-        num_tokens // compiled.scope.block_size if hashed else 0,
     ]
 
 
@@ -121,13 +133,10 @@ def _prefix(compiled: Compiled, code: int) -> list[Any]:
     return [salt, *tokens]
 
 
-def observe(
-    compiled: Compiled, s: Record, delivered: Mapping[int, Sequence[int]] = _NOTHING
-) -> list[Any]:
+def observe(compiled: Compiled, s: Record, past: Past = EVERYTHING_IN_LINE) -> list[Any]:
     """Everything of a state that the real scheduler has too, in the order of the protocol.
 
-    `delivered` are the tokens that its requests were given by the action that led to it, which may
-    be others than their next ones.
+    `past` is that of the run that led to it.
     """
     known = _known(s)
     free = s.free_queue[: s.num_free].tolist()
@@ -142,7 +151,7 @@ def observe(
         order = _queue(s.step_order[d], int(s.step_len[d]))
         steps.append([[r, int(s.step_tokens[d, r])] for r in order])
     values = {
-        "requests": [_request(compiled, s, r, delivered.get(r, ())) for r in known],
+        "requests": [_request(compiled, s, r, past) for r in known],
         "running": _queue(s.running, s.num_running),
         "waiting": _queue(s.waiting, s.num_waiting),
         "kv_holding_waiting": _queue(s.kv_holding, s.num_kv_holding),
@@ -170,7 +179,7 @@ def observe(
             for r in known
             if compiled.c.external_tokens[r] and not connector.is_finished(int(s.status[r]))
         ],
-        "leaks": [],
+        "leaks": UNSTATED if compiled.scope.rules_off else [],
     }
     return [values[name] for name in protocol.OBSERVATION]
 
@@ -186,7 +195,7 @@ def expected_result(
     after: Record,
     action: Action,
     report: Record,
-    past: Past = Past(),  # noqa: B008 (it is never changed)
+    past: Past = EVERYTHING_IN_LINE,
 ) -> Any:
     """What the driver's operation must return, in the driver's form."""
     if action.kind == Kind.SCHEDULE:
@@ -196,17 +205,16 @@ def expected_result(
     return ACTION_KINDS[action.kind].returns(report)
 
 
-def observe_after(compiled: Compiled, before: Record, after: Record, report: Record) -> list[Any]:
-    """What is observed after an action that was taken from `before`."""
-    return observe(compiled, after, _delivered(compiled, before, report))
-
-
 def passed(
     compiled: Compiled, before: Record, after: Record, action: Action, report: Record, past: Past
 ) -> Past:
     """What a run has come by after one more action, taken from `before`."""
     if action.kind == Kind.RESET_PREFIX_CACHE and action.running:
         return past._replace(batch=frozenset())
+    if action.kind == Kind.OUTPUT:
+        delivered = _delivered(compiled, before, report)
+        given = {r: (*past.outputs.get(r, ()), *tokens) for r, tokens in delivered.items()}
+        return past._replace(outputs={**past.outputs, **given}) if given else past
     if action.kind != Kind.SCHEDULE:
         return past
     hits = dict(past.hits)
@@ -216,7 +224,8 @@ def passed(
             local = int(report.adopted[r]) * compiled.scope.block_size
             external = after.load_tokens[r] if report.new_load[r] else report.sync_load[r]
             hits[r] = local, int(external)
-    return Past(frozenset(_queue(report.order, report.num_scheduled)), tuple(hits.items()))
+    batch = frozenset(_queue(report.order, report.num_scheduled))
+    return past._replace(batch=batch, hits=hits)
 
 
 def _computed(s: Record, r: int) -> int:
@@ -240,7 +249,7 @@ def _step(
     waiting = {r: int(after.placeholders[r]) for r in order}
     if scope.async_scheduling:
         waiting = {r: waiting[r] - samples[r] * (1 + drafts[r]) for r in order}
-    lines = {r: [*_all_tokens(compiled, after, r, ()), *_ON_DEVICE * waiting[r]] for r in order}
+    lines = {r: [*_all_tokens(compiled, after, r, past), *_ON_DEVICE * waiting[r]] for r in order}
     num_outputs = {r: len(lines[r]) - int(compiled.c.prompt_len[r]) for r in order}
     admitted = {r: int(report.admitted[r]) for r in order}
     running = [r for r in order if not admitted[r]]
@@ -252,7 +261,7 @@ def _step(
     sent_cached = []
     for r in running + resumed:
         first = 0 if admitted[r] else int(before.num_blocks[r])
-        is_new_to_batch = not scope.v2_model_runner and (r not in past.batch or admitted[r] > 0)
+        is_new_to_batch = not scope.v2_model_runner and r not in past.batch
         sent_cached.append(
             [
                 r,
@@ -260,17 +269,19 @@ def _step(
                 start[r],
                 num_outputs[r],
                 lines[r][start[r] : end[r]] if tells else None,
-                _all_tokens(compiled, after, r, ()) if is_new_to_batch else None,
+                _all_tokens(compiled, after, r, past) if is_new_to_batch else None,
             ]
         )
     victims = _queue(report.victims, report.num_victims)
     proposed = {
-        r: _ON_DEVICE * n if scope.async_scheduling or admitted[r] else draft_tokens(r, n)
+        r: _ON_DEVICE * n
+        if scope.async_scheduling or admitted[r]
+        else draft_tokens(compiled, before, r, n)
         for r, n in drafts.items()
         if n
     }
     loads = _loads(after, report)
-    return {
+    step = {
         "disagreements": [],
         "scheduled": [[r, int(report.scheduled[r])] for r in order],
         "start": start,
@@ -283,7 +294,7 @@ def _step(
             [
                 r,
                 list(scope.requests[r].prompt),
-                _all_tokens(compiled, after, r, ()) if scope.v2_model_runner else None,
+                _all_tokens(compiled, after, r, past) if scope.v2_model_runner else None,
                 tables[r],
                 start[r],
             ]
@@ -299,6 +310,7 @@ def _step(
         "total": sum(int(report.scheduled[r]) for r in order),
         "num_drafts_next": scope.num_speculative_tokens,
     }
+    return step | dict.fromkeys(WORKERS_OWN, UNSTATED) if scope.rules_off else step
 
 
 def _loads(after: Record, report: Record) -> list[list[Any]]:
@@ -346,7 +358,6 @@ def _outputs(
     compiled: Compiled, before: Record, after: Record, report: Record, past: Past
 ) -> dict[int, Any]:
     delivered = _delivered(compiled, before, report)
-    hits = dict(past.hits)
     outputs: dict[int, Any] = {}
     for r in range(len(before.status)):
         finished = int(report.finished[r])
@@ -357,8 +368,8 @@ def _outputs(
         outputs[r] = [
             tokens,
             _REASONS[Status(finished)] if finished else None,
-            STOP_TOKEN if finished == Status.FINISHED_STOPPED else None,
-            _prefill_stats(compiled, before, after, r, hits.get(r, (0, 0))) if is_first else None,
+            STOP_TOKEN if STOP_TOKEN in (*past.outputs.get(r, ()), *tokens) else None,
+            _prefill_stats(compiled, before, after, r, past) if is_first else None,
             None,
             {},
         ]
@@ -366,9 +377,10 @@ def _outputs(
 
 
 def _prefill_stats(
-    compiled: Compiled, before: Record, after: Record, r: int, hits: tuple[int, int]
+    compiled: Compiled, before: Record, after: Record, r: int, past: Past
 ) -> list[int]:
     """What a client is told of its prompt: in the order of protocol.PREFILL_STATS."""
+    hits = past.hits.get(r, (0, 0))
     prompt, cached = int(compiled.c.prompt_len[r]), sum(hits)
     # Freed blocks keep their hashes, so those of a request that ends here are still to be seen.
     published = [i for i, b in enumerate(_table(before, r), start=1) if after.block_hash[b]]

@@ -106,7 +106,7 @@ def fill(
         getattr(state, name)[...] = 0
     gone = state.status != Status.ABSENT
     state.status[gone] = int(Status.GONE)
-    for r, status, *numbers, blocks, _tokens, _agree, drafts, _hashes in values["requests"]:
+    for r, status, *numbers, blocks, _tokens, _agree, drafts in values["requests"]:
         state.num_drafts[r] = len(drafts)
         del numbers[_OUTPUT_TOKENS]
         state.status[r] = int(Status[status])

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled
 from kvproof.model.engine import Kind
+from kvproof.model.rules import Rule
 from kvproof.model.scope import MAX_DRAFTS, MAX_TOKEN, STOP_TOKEN
 from kvproof.model.state import Load, Pause
 from kvproof.native.record import Record
@@ -183,19 +184,23 @@ def _drafts(compiled: Compiled, state: Record, choice: int) -> Mapping[str, Any]
 
 
 def _drafts_told(compiled: Compiled, before: Record, action: Action, _report: Record) -> list[Any]:
-    drafts = {r: draft_tokens(r, count) for r, count in action.drafts.items()}
+    drafts = {r: draft_tokens(compiled, before, r, n) for r, n in action.drafts.items()}
     for r in (before.running[: int(before.num_running)] - 1).tolist():
         if before.prefill_chunk[r]:
             # The drafter proposes for prefill chunks too; the scheduler must not take it.
-            drafts[r] = draft_tokens(r, compiled.scope.num_speculative_tokens)
+            drafts[r] = draft_tokens(compiled, before, r, compiled.scope.num_speculative_tokens)
     return [drafts]
 
 
-def draft_tokens(r: int, count: int) -> list[int]:
+def draft_tokens(compiled: Compiled, state: Record, r: int, count: int) -> list[int]:
     """The tokens that the drafter proposes for a request: a value for each request and place.
 
-    Which of them are right is not theirs to say: acceptance is the device's answer.
+    Which of them are right is not theirs to say: acceptance is the device's answer. But the model
+    publishes a draft, without the rule against it, as what follows.
     """
+    if not compiled.c.rules[Rule.publish_committed_tokens_only]:
+        known = int(state.num_tokens[r])
+        return list(compiled.tokens[r][known : known + count])
     first = MAX_TOKEN - r * MAX_DRAFTS
     return list(range(first, first - count, -1))
 

@@ -25,8 +25,10 @@ _PER_CACHED_REQUEST = ("new_block_ids", "num_computed_tokens", "num_output_token
 
 
 class Before(NamedTuple):
-    """What is needed of the scheduler as it was just before a step: who ran, who was in the batch
-    of its last step."""
+    """What is needed of the scheduler as it was just before a step.
+
+    Who ran, and whom it believes to be in the workers' batch.
+    """
 
     running: frozenset[str]
     batch: frozenset[str]
@@ -71,7 +73,8 @@ class Agreement:
     def before(self) -> Before:
         """To be taken just before a step."""
         return Before(
-            frozenset(q.request_id for q in self._scheduler.running), self._workers[0].batch
+            frozenset(q.request_id for q in self._scheduler.running),
+            frozenset(self._scheduler.prev_step_scheduled_req_ids),
         )
 
     def scheduled(
@@ -191,14 +194,18 @@ class Agreement:
         if lengths != [len(cached.req_ids)] * len(lengths):
             yield [None, "lengths of scheduled_cached_reqs", lengths, len(cached.req_ids)]
             return
-        resumed = {name for name in cached.req_ids if name not in before.running}
+        resumed = {
+            name
+            for name in cached.req_ids
+            if name not in before.running or self._was_preempted(name)
+        }
         whole = (
             {}
             if self._v2
             else {
                 name: requests[name]._all_token_ids
                 for name in cached.req_ids
-                if name in requests and (name not in before.batch or name in resumed)
+                if name in requests and name not in before.batch
             }
         )
         yield from self._rows(
@@ -262,7 +269,7 @@ class Agreement:
         preempted = {
             name
             for name, q in requests.items()
-            if not q.is_finished() and q.num_preemptions > self._preemptions.get(name, 0)
+            if not q.is_finished() and self._was_preempted(name)
         }
         told = {name for name in output.preempted_req_ids or () if name not in ended}
         known = self._workers[0].requests.keys()
@@ -275,6 +282,11 @@ class Agreement:
         self._untold -= ended
         self._preemptions = {name: q.num_preemptions for name, q in requests.items()}
         self._proposed = {}
+
+    def _was_preempted(self, name: str) -> bool:
+        """Whether a request was preempted since the last step was sent."""
+        q = self._scheduler.requests.get(name)
+        return q is not None and q.num_preemptions > self._preemptions.get(name, 0)
 
     def _rows(self, name: str, *compared: tuple[str, Any, Any]) -> Iterator[Row]:
         for field, ours, theirs in compared:

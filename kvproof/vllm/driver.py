@@ -458,7 +458,6 @@ class Engine:
                 q._all_token_ids.copy(),
                 q._output_token_ids == q._all_token_ids[q.num_prompt_tokens :],
                 q.spec_token_ids,
-                len(q.block_hashes),
             ]
             for name, q in s.requests.items()
         )

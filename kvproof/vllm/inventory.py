@@ -185,8 +185,8 @@ INVENTORY: dict[str, dict[str, Entry]] = {
             "request_id status num_computed_tokens num_output_placeholders num_in_flight_tokens",
             "num_stale_output_tokens drop_stale_output spec_token_ids is_prefill_chunk",
             "last_sched_seq next_decode_eligible_step _all_token_ids _output_token_ids",
-            "block_hashes",
         ),
+        **_lines("compared", "by the hashes that its blocks are published under", "block_hashes"),
         **_lines("compared", "whether it is above 0, which is all that is read", "num_preemptions"),
         **_lines("compared", "with the output that carries it", "prefill_stats stop_reason"),
         **_lines(

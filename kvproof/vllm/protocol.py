@@ -66,7 +66,6 @@ REQUEST = (
     "all_token_ids",
     "outputs_end_them",
     "spec_token_ids",
-    "num_block_hashes",
 )
 """Fields of a request in the observation's `requests`, in their order."""
 
