@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvproof.bridge import observation
@@ -19,6 +20,7 @@ class ModelTwin:
         self._off = off
 
     def start(self, scope: Scope) -> None:
+        self._scope = scope
         self.compiled = compile_scope(scope.with_rules_off(*self._off))
         self.state = self.compiled.initial()
         self.past = observation.Past()
@@ -31,7 +33,9 @@ class ModelTwin:
         assert operation == observation.operation(self.compiled, before, action, report)
         if self.state.assertion:
             return [["error", "AssertionError", "", "the model"], None]
-        told = (self.compiled, before, self.state, action, report, self.past)
+        # What the model leaves unstated without a rule has to be answered all the same.
+        stated = replace(self.compiled, scope=self._scope)
+        told = (stated, before, self.state, action, report, self.past)
         result = observation.expected_result(*told)
         self.past = observation.passed(*told)
-        return [result, observation.observe(self.compiled, self.state, self.past)]
+        return [result, observation.observe(stated, self.state, self.past)]
