@@ -30,7 +30,9 @@ class ModelTwin:
         assert code is not None, f"{action} is enabled by what is observed, but not in the model"
         before = self.state
         self.state, report, _broken = step(self.compiled, before, code)
-        assert operation == observation.operation(self.compiled, before, action, report)
+        # What is asked for depends on the rules that whoever asks believes in.
+        asked = observation.operation(compile_scope(self._scope), before, action, report)
+        assert operation == asked
         if self.state.assertion:
             return [["error", "AssertionError", "", "the model"], None]
         # What the model leaves unstated without a rule has to be answered all the same.
