@@ -9,6 +9,7 @@ from kvproof.checker.check import check
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.finding_pages import findings_page
 from kvproof.evidence.hang_pages import progress_page
+from kvproof.evidence.inventory_page import inventory_page
 from kvproof.evidence.project import project
 from kvproof.proof.page import proofs_page
 from kvproof.scopes import reference
@@ -95,8 +96,14 @@ def scopes_document() -> str:
     return _GENERATED + "\n" + reference.page()
 
 
+def inventory_document() -> str:
+    """docs/inventory.md, with the note that it is generated."""
+    return _GENERATED + "\n" + inventory_page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "findings.md": findings_document,
+    "inventory.md": inventory_document,
     "invariants.md": invariants_page,
     "progress.md": progress_document,
     "rules.md": rules_page,
