@@ -8,7 +8,7 @@ is the whole step's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
@@ -67,8 +67,8 @@ class Agreement:
         self._untold |= {name}
 
     def proposed(self, drafts: Mapping[str, list[int]]) -> None:
-        """The drafter has proposed these for the next step."""
-        self._proposed = {name: list(tokens) for name, tokens in drafts.items()}
+        """The drafter has proposed these for the next step that the request is in."""
+        self._proposed = self._proposed | {name: list(tokens) for name, tokens in drafts.items()}
 
     def before(self) -> Before:
         """To be taken just before a step."""
@@ -106,10 +106,10 @@ class Agreement:
         rows += self._notes(output)
         return last, rows
 
-    def answered(self, sampled: Mapping[str, list[int]], *, rolled_back: bool) -> None:
-        """The oldest step has run; `rolled_back` if failed loads come with its output."""
+    def answered(self, sampled: Mapping[str, list[int]], invalid: Collection[int]) -> None:
+        """The oldest step has run; `invalid` are the blocks that failed to load."""
         for stage in self._workers:
-            stage.answered(sampled, rolled_back=rolled_back)
+            stage.answered(sampled, invalid)
 
     def save(self) -> Saved:
         """A copy of everything."""
@@ -281,7 +281,8 @@ class Agreement:
         )
         self._untold -= ended
         self._preemptions = {name: q.num_preemptions for name, q in requests.items()}
-        self._proposed = {}
+        taken = output.num_scheduled_tokens
+        self._proposed = {name: d for name, d in self._proposed.items() if name not in taken}
 
     def _was_preempted(self, name: str) -> bool:
         """Whether a request was preempted since the last step was sent."""

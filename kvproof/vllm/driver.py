@@ -325,7 +325,7 @@ class Engine:
         answer = self.runner_output(step.output, tokens, recved, sent, invalid)
         self._agreement.answered(
             {self._names[r]: sampled.copy() for r, sampled in tokens.items()},
-            rolled_back=bool(invalid),
+            invalid,
         )
         outputs = self.scheduler.update_from_output(step.output, answer)
         told = {

@@ -11,7 +11,7 @@ first out, so what a step samples is there when the next one is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 ON_DEVICE = -1
@@ -88,17 +88,18 @@ class Worker:
         self.batch = frozenset(output.num_scheduled_tokens)
         return self._views(output, wrong), wrong
 
-    def answered(self, sampled: Mapping[str, list[int]], *, rolled_back: bool) -> None:
-        """The oldest step has run: what it sampled, and whether failed loads were reported.
+    def answered(self, sampled: Mapping[str, list[int]], invalid: Collection[int]) -> None:
+        """The oldest step has run: what it sampled, and the blocks that failed to load.
 
-        A failed load makes the scheduler go back to a position of its own choice; from then on
-        the V2 runner's own count is taken from what it is sent.
+        What a request samples from such a block is nobody's token. A failed load makes the
+        scheduler go back to a position of its own choice; from then on the V2 runner's own count
+        is taken from what it is sent.
         """
         (number, drafts), *rest = self._in_flight
         self._in_flight = tuple(rest)
         for name, num_drafts in drafts.items():
             kept = self.requests.get(name)
-            if kept is None or number not in kept.tokens:
+            if kept is None or number not in kept.tokens or set(kept.table) & set(invalid):
                 continue
             values = sampled.get(name, [])
             first, places = kept.tokens.index(number), kept.tokens.count(number)
@@ -112,7 +113,7 @@ class Worker:
                 if kept.computed is None
                 else kept.computed - (1 + num_drafts - len(values)),
             )
-        if rolled_back:
+        if invalid:
             for name, kept in self.requests.items():
                 self.requests[name] = kept._replace(computed=None)
 
