@@ -291,8 +291,9 @@ def scope_to_dict(scope: Scope) -> dict[str, Any]:
     return dict(msgspec.to_builtins(scope))
 
 
-def load_scope(path: Path) -> Scope:
+def load_scope(path: Path | str) -> Scope:
     """Read a scope from a TOML file; its name defaults to the file's."""
+    path = Path(path)
     if str(path) == "-":
         raise ScopeError("-: a scope is read from a file; give the path of one")
     try:

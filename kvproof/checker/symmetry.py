@@ -27,7 +27,7 @@ def _choose_names(s, c, names):
     for i in range(s.num_free):
         name = _name(names, s.free_queue[i], name)
     for r in range(c.num_requests):
-        for i in range(min(s.num_blocks[r], c.table_len)):
+        for i in range(min(s.num_blocks[r], c.table_room)):
             name = _name(names, s.block_table[r, i], name)
     for q in range(s.num_deferred):
         for i in range(s.deferred_len[q]):
@@ -54,7 +54,7 @@ def rename_blocks(s, out, c, names):
         for i in range(c.block_size):
             out.kv[new, i] = s.kv[b, i]
     for r in range(c.num_requests):
-        for i in range(min(s.num_blocks[r], c.table_len)):
+        for i in range(min(s.num_blocks[r], c.table_room)):
             out.block_table[r, i] = names[s.block_table[r, i]]
         if s.load[r] or s.sending[r]:
             for i in range(c.table_len):
