@@ -26,7 +26,7 @@ from kvproof.cli.searching import searched
 from kvproof.model.scope import Scope
 from kvproof.proof import unrolling
 from kvproof.scopes.named import SCOPES
-from kvproof.search.explore import Progress, explore
+from kvproof.search.explore import SoFar, explore
 from kvproof.simulate import real
 from kvproof.workload.settings import Settings
 
@@ -151,7 +151,7 @@ def test_a_lockstep_whose_search_is_interrupted_compares_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(system: SchedulerSystem) -> Any:
-        return explore(system, progress=fails_with(KeyboardInterrupt()))
+        return explore(system, watch=fails_with(KeyboardInterrupt()))
 
     monkeypatch.setattr(lockstep_module, "explore", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -165,7 +165,7 @@ def test_a_minimisation_is_whole_where_its_best_so_far_is_of_no_use(
     monkeypatch.setattr("kvproof.checker.minimize.cuts", fails_with(KeyboardInterrupt()))
     assert minimize(scope).actions
     with pytest.raises(KeyboardInterrupt):
-        minimize(scope, progress=whole_only)
+        minimize(scope, watch=whole_only)
 
 
 class Served:
@@ -277,9 +277,9 @@ def test_progress_of_a_search_says_whether_the_frontier_grows(
     lines: list[str] = []
     monkeypatch.setattr("kvproof.cli.searching.live_line", lambda: nullcontext(lines.append))
 
-    def search(scope: Scope, progress: Callable[[Progress], None]) -> Check:
+    def search(scope: Scope, watch: Callable[[SoFar], None]) -> Check:
         for depth, frontier in enumerate((1, 3, 2)):
-            progress(Progress(5, 9, depth, frontier, 0.25, 2.0, 10**6))
+            watch(SoFar(5, 9, depth, frontier, 0.25, 2.0, 10**6))
         return check(scope)
 
     (done,) = searched([SCOPES["two-equal"]], search)

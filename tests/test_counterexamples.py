@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvproof.checker.minimize import Progress
+from kvproof.checker.minimize import SoFar
 from kvproof.evidence import counterexamples as module
 from kvproof.evidence.counterexamples import FOLDER, NotNeeded, find, write, write_pages
 from kvproof.evidence.matrix import Fall, page, row, table
@@ -24,7 +24,7 @@ RULE = Rule.respect_input_budget
 
 def test_what_is_written_is_what_is_recorded(tmp_path: Path) -> None:
     reports: list[tuple[int, int, str]] = []
-    paths = list(write([RULE.name], tmp_path, progress=lambda *report: reports.append(report)))
+    paths = list(write([RULE.name], tmp_path, watch=lambda *report: reports.append(report)))
     assert reports == [(0, 1, RULE.name)]
     assert [path.name for path in paths] == [f"{RULE.name}.json", f"{RULE.name}.md"]
     for path in paths:
@@ -34,8 +34,8 @@ def test_what_is_written_is_what_is_recorded(tmp_path: Path) -> None:
 def test_an_interrupted_search_records_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(source: Any, *arguments: Any, progress: Any, **options: Any) -> Any:
-        progress(Progress("interrupted", 0, source, 0, 0.0))
+    def interrupted(source: Any, *arguments: Any, watch: Any, **options: Any) -> Any:
+        watch(SoFar("interrupted", 0, source, 0, 0.0))
 
     monkeypatch.setattr(module, "minimize", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ import pytest
 
 from kvproof.checker import minimize as module
 from kvproof.checker.check import check
-from kvproof.checker.minimize import Progress, follow, minimize
+from kvproof.checker.minimize import SoFar, follow, minimize
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope
 from kvproof.model.state import Assertion
@@ -94,8 +94,8 @@ def test_a_long_random_run_shrinks_to_a_shortest_one() -> None:
 def test_a_scope_too_large_to_search_is_cut_along_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_search", lambda scope, wanted, past, states: "bounded")
     run = random_run(broken_scope("evict_hash_on_reuse"), seed=1, length=400)
-    reports: list[Progress] = []
-    trace = minimize(run, progress=reports.append)
+    reports: list[SoFar] = []
+    trace = minimize(run, watch=reports.append)
     assert reports[-1].stage == "short"
     assert len(trace.actions) < len(run.actions)
     assert measure(trace.scope) < measure(run.scope)
@@ -105,14 +105,14 @@ def test_a_scope_too_large_to_search_is_cut_along_the_run(monkeypatch: pytest.Mo
 def test_an_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PROGRESS_SECONDS", 0)
     scope = broken_scope("evict_hash_on_reuse")
-    reports: list[Progress] = []
+    reports: list[SoFar] = []
 
-    def interrupt(progress: Progress) -> None:
-        reports.append(progress)
-        if progress.stage == "shrinking" and progress.scope != scope:
+    def interrupt(so_far: SoFar) -> None:
+        reports.append(so_far)
+        if so_far.stage == "shrinking" and so_far.scope != scope:
             raise KeyboardInterrupt
 
-    trace = minimize(scope, progress=interrupt)
+    trace = minimize(scope, watch=interrupt)
     assert reports[-1].stage == "interrupted"
     assert measure(minimize(scope).scope) < measure(trace.scope) < measure(scope)
     assert list(replay(trace))[-1].broken == trace.broken

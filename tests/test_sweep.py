@@ -137,7 +137,7 @@ def test_an_interrupted_sweep_keeps_what_is_done() -> None:
         if one.number == 1:
             raise KeyboardInterrupt
 
-    assert [one.number for one in sweep(9, limits=FEW, progress=interrupt).swept] == [0, 1]
+    assert [one.number for one in sweep(9, limits=FEW, watch=interrupt).swept] == [0, 1]
 
 
 def test_each_distinct_violation_is_reported_once_with_a_run_that_breaks_it() -> None:

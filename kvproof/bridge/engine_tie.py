@@ -36,7 +36,7 @@ def tie_runs(
     *,
     steps: int = 60,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Tied:
     """Lead the real loop through random runs of the model; Ctrl-C ends it with what is done.
 
@@ -51,8 +51,8 @@ def tie_runs(
             if len(batch) == _BATCH or i == runs - 1:
                 _compare(client, batch, tied)
                 batch = []
-                if progress is not None:
-                    progress(i + 1, runs)
+                if watch is not None:
+                    watch(i + 1, runs)
     except KeyboardInterrupt:
         pass
     return tied

@@ -218,11 +218,11 @@ def lockstep(
     result: Result,
     client: Client,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Replay every transition of an exhausted search of `scope` on the real classes.
 
-    `progress` is called with the transitions compared and their total. Ctrl-C ends it with what is
+    `watch` is called with the transitions compared and their total. Ctrl-C ends it with what is
     done, and the client is of no use then.
     """
     compiled = compile_scope(scope)
@@ -247,8 +247,8 @@ def lockstep(
             differences += 1
             if shortest is None or len(expected.codes) < len(shortest.codes):
                 shortest = Difference(scope, expected.codes, fields)
-        if progress is not None:
-            progress(compared, result.transitions)
+        if watch is not None:
+            watch(compared, result.transitions)
 
     try:
         for operation, expected in walk.operations():
@@ -283,7 +283,7 @@ def lockstep(
 
 
 def lockstep_scope(
-    scope: Scope, client: Client, *, progress: Callable[[int, int], None] | None = None
+    scope: Scope, client: Client, *, watch: Callable[[int, int], None] | None = None
 ) -> Report:
     """Search a scope to the end and replay all of its transitions on the real classes."""
-    return lockstep(scope, explore(SchedulerSystem(scope)).finished(), client, progress=progress)
+    return lockstep(scope, explore(SchedulerSystem(scope)).finished(), client, watch=watch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.scope import Scope
-from kvproof.search.explore import Outcome, Progress, Result, explore, process_size
+from kvproof.search.explore import Outcome, Result, SoFar, explore, process_size
 from kvproof.shown import Shown
 from kvproof.spec.masks import Id
 from kvproof.trace.trace import Trace, from_codes
@@ -94,7 +94,7 @@ def check(
     *,
     rename: bool = True,
     ignore: frozenset[Id] = frozenset(),
-    progress: Callable[[Progress], None] | None = None,
+    watch: Callable[[SoFar], None] | None = None,
 ) -> Check:
     """Search a scope exhaustively within the limits (`rename`, `ignore`: see SchedulerSystem)."""
     system = SchedulerSystem(scope, rename=rename, ignore=ignore)
@@ -103,7 +103,7 @@ def check(
         max_states=limits.states,
         max_process=limits.memory,
         max_seconds=limits.seconds,
-        progress=progress,
+        watch=watch,
     )
     return Check(scope, result, system.action_counts, system.branch_counts, system.tested_counts)
 

@@ -20,7 +20,7 @@ from kvproof.checker.known import known_hang
 from kvproof.checker.recorder import Recorder
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.scope import Scope
-from kvproof.search.explore import Outcome, Progress, Result, explore
+from kvproof.search.explore import Outcome, Result, SoFar, explore
 from kvproof.search.graph import Cycle, Cycles, Graph, most_counted
 from kvproof.shown import Shown
 from kvproof.spec import progress
@@ -124,7 +124,7 @@ def check_progress(
     *,
     rename: bool = True,
     most: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    watch: Callable[[SoFar], None] | None = None,
 ) -> ProgressCheck:
     """Search a scope past every broken invariant and look for runs that get nowhere.
 
@@ -137,7 +137,7 @@ def check_progress(
         max_states=limits.states,
         max_process=limits.memory,
         max_seconds=limits.seconds,
-        progress=progress,
+        watch=watch,
         observe=recorder,
     )
     return _Analysis(scope, result, recorder, most).check()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
-from kvproof.search.explore import Progress, Result, explore
+from kvproof.search.explore import Result, SoFar, explore
 from kvproof.search.system import Successors, Words
 from kvproof.trace.trace import Trace, from_codes, names_of
 
@@ -24,7 +24,7 @@ def collect(
     *,
     max_states: int | None = None,
     max_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    watch: Callable[[SoFar], None] | None = None,
 ) -> tuple[Result, tuple[Trace, ...]]:
     """Search on past every violation; returns one run to each distinct one, shortest first.
 
@@ -33,7 +33,7 @@ def collect(
     followed to its end or its first violation. What the system ignores is not a violation.
     """
     collector = _Collector(system)
-    result = explore(collector, max_states=max_states, max_seconds=max_seconds, progress=progress)
+    result = explore(collector, max_states=max_states, max_seconds=max_seconds, watch=watch)
     return result, collector.violations(result)
 
 

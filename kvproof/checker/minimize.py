@@ -42,7 +42,7 @@ Stage = Literal["shrinking", "minimal", "short", "interrupted"]
 
 
 @dataclass(frozen=True)
-class Progress:
+class SoFar:
     """Where a minimisation stands: the smallest scope so far and the actions of its trace.
 
     The last report says how it ended: "minimal" (no cut or pair of cuts is accepted and no run of
@@ -57,9 +57,9 @@ class Progress:
     seconds: float
 
 
-def whole_only(progress: Progress) -> None:
-    """A `progress` for those who have no use for the best so far of an interrupted minimisation."""
-    if progress.stage == "interrupted":
+def whole_only(so_far: SoFar) -> None:
+    """A `watch` for those who have no use for the best so far of an interrupted minimisation."""
+    if so_far.stage == "interrupted":
         raise KeyboardInterrupt
 
 
@@ -82,7 +82,7 @@ def minimize(
     invariants: Iterable[str] = (),
     *,
     past: frozenset[Id] = frozenset(),
-    progress: Callable[[Progress], None] | None = None,
+    watch: Callable[[SoFar], None] | None = None,
 ) -> Trace:
     """A shortest run, in the smallest scope found, that breaks one of the named invariants.
 
@@ -96,7 +96,7 @@ def minimize(
     invariant, however long; no names stand for those that the source breaks. The rules that are
     off stay off. Candidates come in a fixed order, so that equal sources give equal traces.
     Invariants in `past` are not looked at: what falls after them is minimised. Ctrl-C ends it with
-    the best so far; the last call of `progress` says so. Raises TraceError where the source breaks
+    the best so far; the last call of `watch` says so. Raises TraceError where the source breaks
     none of the invariants.
     """
     wanted = frozenset(invariants)
@@ -109,7 +109,7 @@ def minimize(
             f"{first.scope.name}: an invariant is broken with {', '.join(first.scope.rules_off)} "
             f"on too; leave rules_off empty"
         )
-    return _Shrinking(first, wanted, past, progress).run()
+    return _Shrinking(first, wanted, past, watch).run()
 
 
 def _named_minimal(scope: Scope) -> Scope:
@@ -168,13 +168,13 @@ class _Shrinking:
         first: _Witness,
         wanted: frozenset[str],
         past: frozenset[Id],
-        progress: Callable[[Progress], None] | None,
+        watch: Callable[[SoFar], None] | None,
     ) -> None:
         self.past = past
         self.best = first
         self.wanted = wanted or frozenset(first.broken)
         self.way = None if first.scope.rules_off else identity_of(first.trace).way
-        self.progress = progress
+        self.watch = watch
         self.candidates = 0
         self.refused: set[Scope] = set()
         self.started = time.perf_counter()
@@ -281,11 +281,11 @@ class _Shrinking:
 
     def _report(self, stage: Stage) -> None:
         seconds = time.perf_counter() - self.started
-        if self.progress is None or (stage == "shrinking" and seconds < self.next_report):
+        if self.watch is None or (stage == "shrinking" and seconds < self.next_report):
             return
         self.next_report = seconds + _PROGRESS_SECONDS
         best = self.best
-        self.progress(Progress(stage, self.candidates, best.scope, len(best.actions), seconds))
+        self.watch(SoFar(stage, self.candidates, best.scope, len(best.actions), seconds))
 
 
 def follow(

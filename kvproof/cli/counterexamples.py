@@ -23,7 +23,7 @@ def command(
     """Search, minimise and write counterexamples/ anew, in the project's folder: minutes."""
     with telling_of_compilation(), counted_line() as show:
         try:
-            for path in write(rules or (), progress=show):
+            for path in write(rules or (), watch=show):
                 out.print(str(path))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

@@ -40,7 +40,7 @@ def command(
         try:
             for scope in chosen:
                 with counted_line() as show:
-                    report = lockstep_scope(scope, client, progress=show)
+                    report = lockstep_scope(scope, client, watch=show)
                 reports.append(report)
                 if not as_json:
                     _show(report)

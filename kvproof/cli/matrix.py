@@ -31,7 +31,7 @@ def command(to: To = None, as_json: Json = False) -> None:
     """Show which invariants fall without each rule, and after how many actions."""
     check_page("--to", to)
     with telling_of_compilation(), counted_line() as show:
-        rows = matrix(progress=show)
+        rows = matrix(watch=show)
     interrupted = len(rows) < len(Rule)
     if as_json:
         falls = [

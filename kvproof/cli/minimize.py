@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kvproof.checker.minimize import Progress, minimize
+from kvproof.checker.minimize import SoFar, minimize
 from kvproof.cli.console import (
     Force,
     Json,
@@ -45,16 +45,16 @@ def command(
     """Shrink a trace's scope while its violation stays; Ctrl-C keeps the best so far."""
     check_output("--to", to, force=force)
     trace = load(file)
-    reports: list[Progress] = []
+    reports: list[SoFar] = []
     with telling_of_compilation(), live_line() as show:
 
-        def progress(report: Progress) -> None:
+        def watch(report: SoFar) -> None:
             reports[:] = [report]
             if show is not None:
                 show(f"{report.stage}: {_said(report)}")
 
         past = passed_over(trace)
-        smaller = minimize(trace, trace.broken, past=past, progress=progress)
+        smaller = minimize(trace, trace.broken, past=past, watch=watch)
     last = reports[-1]
     try:
         if as_json:
@@ -68,7 +68,7 @@ def command(
     raise typer.Exit(INTERRUPTED if last.stage == "interrupted" else HOLDS)
 
 
-def _said(p: Progress) -> str:
+def _said(p: SoFar) -> str:
     return (
         f"{p.candidates} candidates, {len(p.scope.requests)} requests, "
         f"{p.scope.num_blocks - 1} blocks, {p.actions} actions, {p.seconds:.1f} s"

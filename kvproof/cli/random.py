@@ -71,7 +71,7 @@ def command(
                 size=size,
                 guided=not plain,
                 most_requests=MOST_REQUESTS if on == "lockstep" else MAX_REQUESTS,
-                progress=show,
+                watch=show,
             )
         except (Violation, Difference) as wrong:
             if as_json:

@@ -9,7 +9,7 @@ from kvproof.checker.check import Check
 from kvproof.checker.check_progress import ProgressCheck
 from kvproof.cli.console import Show, live_line, telling_of_compilation
 from kvproof.model.scope import Scope
-from kvproof.search.explore import Progress
+from kvproof.search.explore import SoFar
 
 _Searched = TypeVar("_Searched", Check, ProgressCheck)
 
@@ -20,18 +20,18 @@ def searched(scopes: list[Scope], search: Callable[..., _Searched]) -> Iterator[
         for k, scope in enumerate(scopes):
             which = f"{k + 1} of {len(scopes)}, " if len(scopes) > 1 else ""
             with live_line() as show:
-                done = search(scope, progress=_follower(f"{which}{scope.name}", show))
+                done = search(scope, watch=_follower(f"{which}{scope.name}", show))
             yield done
             if done.result.reason == "interrupted":
                 break
 
 
-def _follower(name: str, show: Show | None) -> Callable[[Progress], None] | None:
+def _follower(name: str, show: Show | None) -> Callable[[SoFar], None] | None:
     if show is None:
         return None
     frontiers: dict[int, int] = {}
 
-    def follow(p: Progress) -> None:
+    def follow(p: SoFar) -> None:
         # How many there will be nobody knows; whether the frontier grows from level to level is a
         # sign of it.
         before = frontiers.get(p.depth - 1)

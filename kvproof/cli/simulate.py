@@ -63,7 +63,7 @@ CheckEvery = Annotated[int, typer.Option(help="Steps between checks of everythin
 
 
 @contextmanager
-def _progress(name: str, unit: str = "s") -> Iterator[real.Progress | None]:
+def _watch(name: str, unit: str = "s") -> Iterator[real.Watch | None]:
     """What is done, in `unit`, on stderr; nothing where it is no terminal."""
     with counted_line(name) as count:
         if count is None:
@@ -128,8 +128,8 @@ def multi_turn(
     if plot is not None:
         check_file("--plot", plot, plotting.SUFFIXES, force=force)
         plotting.figure_class()
-    with _progress("multi-turn") as progress:
-        run = real.run_on_vllm(draw(settings), settings, version=version, progress=progress)
+    with _watch("multi-turn") as watch:
+        run = real.run_on_vllm(draw(settings), settings, version=version, watch=watch)
     if as_json:
         print_json("simulate multi-turn", _run_json(run))
     else:
@@ -193,9 +193,9 @@ def lockstep(
     settings = Settings(policy=policy, depth=depth, seed=seed)
     with (
         telling_of_compilation(),
-        _progress("lockstep", "episodes") as progress,
+        _watch("lockstep", "episodes") as watch,
     ):
-        done = run_episodes(settings, episodes, version=version, progress=progress)
+        done = run_episodes(settings, episodes, version=version, watch=watch)
     agrees = all(one.agrees for one in done)
     interrupted = agrees and len(done) < episodes
     counts = {
@@ -272,8 +272,8 @@ def compare(
     interrupted = False
     for variant in variants or [Variant.WHOLE]:
         serq = run_on_serq(settings, variant)
-        with _progress(variant) as progress:
-            run = real.run_on_vllm(serq.sessions, settings, version=version, progress=progress)
+        with _watch(variant) as watch:
+            run = real.run_on_vllm(serq.sessions, settings, version=version, watch=watch)
         if run.broken is not None:
             out.print(f"broken: {run.broken}")
             raise typer.Exit(VIOLATED)
@@ -351,7 +351,7 @@ def page(
     file = project() / "docs" / "multi-turn.md" if to is None else to
     check_page("--to", file)
     try:
-        write_text(file, measured_page(results or project() / ".simulate", _progress))
+        write_text(file, measured_page(results or project() / ".simulate", _watch))
     except Broken as broken:
         out.print(f"broken: {broken}")
         raise typer.Exit(VIOLATED) from None

@@ -75,7 +75,7 @@ def command(
             count,
             seed=seed,
             record=record,
-            progress=None if show is None else lambda one, total: show(one.number + 1, total),
+            watch=None if show is None else lambda one, total: show(one.number + 1, total),
         )
     interrupted = len(done.swept) < count
     violations = []

@@ -40,7 +40,7 @@ def command(
     count = how_many(full, scopes)
     check_page("--to", to)
     with telling_of_compilation(), counted_line() as show:
-        done = progress_sweep(count, seed=seed, progress=show)
+        done = progress_sweep(count, seed=seed, watch=show)
     interrupted = done.outcomes.total() < count
     rows = []
     with Client(version) if vllm and not interrupted else nullcontext() as client:

@@ -55,7 +55,7 @@ def _minimal_runs(rule: Rule) -> Iterator[Trace]:
         if violation is None:
             continue
         wanted = meant.intersection(violation.invariants)
-        yield minimize(off, wanted or violation.invariants, past=past, progress=whole_only)
+        yield minimize(off, wanted or violation.invariants, past=past, watch=whole_only)
 
 
 def _scopes(rule: Rule) -> Iterable[Scope]:
@@ -108,19 +108,19 @@ def write(
     rules: Iterable[str] = (),
     folder: Path | None = None,
     *,
-    progress: Callable[[int, int, str], None] | None = None,
+    watch: Callable[[int, int, str], None] | None = None,
 ) -> Iterator[Path]:
     """Search, minimise and write `<rule>.json` and `<rule>.md` of the named rules, or of all.
 
     They go to counterexamples/ of the project, or to `folder`; each path is given when its file is
-    written. `progress` is told how many rules are done, of how many, and which one comes. Raises
+    written. `watch` is told how many rules are done, of how many, and which one comes. Raises
     TraceError for a name that is no rule's, NotNeeded for a rule that nothing misses.
     """
     chosen = [_rule(name) for name in rules] or list(Rule)
     folder = folder or project() / FOLDER
     for done, rule in enumerate(chosen):
-        if progress is not None:
-            progress(done, len(chosen), rule.name)
+        if watch is not None:
+            watch(done, len(chosen), rule.name)
         data = folder / f"{rule.name}.json"
         save(find(rule), data, force=True)
         yield data

@@ -73,16 +73,16 @@ def matrix(
     rules: Iterable[Rule] = Rule,
     *,
     folder: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> dict[Rule, Row]:
-    """The rows of the rules, those that are done by a Ctrl-C; `progress` is told how many."""
+    """The rows of the rules, those that are done by a Ctrl-C; `watch` is told how many."""
     chosen = tuple(rules)
     rows = {}
     try:
         for rule in chosen:
             rows[rule] = row(rule, folder)
-            if progress is not None:
-                progress(len(rows), len(chosen))
+            if watch is not None:
+                watch(len(rows), len(chosen))
     except KeyboardInterrupt:
         pass
     return rows

@@ -26,7 +26,7 @@ Reason = Literal["states", "memory", "seconds", "interrupted"]
 # Room for the successors of a chunk if every state had `max_successors`; most stays untouched.
 _CHUNK_BYTES = 16 << 20
 _CHUNKS_A_BLOCK = 4
-_PROGRESS_SECONDS = 0.1
+_WATCH_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Violation:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SoFar:
     """Where a search stands: `frontier` states await expansion, `level_done` is a fraction."""
 
     states: int
@@ -136,7 +136,7 @@ def explore(
     max_memory: int | None = None,
     max_process: int | None = None,
     max_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    watch: Callable[[SoFar], None] | None = None,
     observe: Callable[[Chunk], None] | None = None,
 ) -> Result:
     """Visit every reachable state, or stop at a first violation or limit.
@@ -144,7 +144,7 @@ def explore(
     The violation reported is one of fewest actions and, among those, the first in the order of
     states and successors. Limits are looked at between chunks, so `max_states` may be passed by a
     chunk; `max_memory` is in bytes, store and frontier together, `max_process` the size of the
-    whole process. `progress` is called at most ten times a second. Ctrl-C ends the search after the
+    whole process. `watch` is called at most ten times a second. Ctrl-C ends the search after the
     chunk at hand, a second one at once; either way the result says what was covered. Raises
     ValueError for a limit that is not positive and for a system that breaks the contract of
     `System`, StepTooLarge where memory has no room for a step, OverflowError past
@@ -161,15 +161,15 @@ def explore(
 
     search = _Search(system, observe)
     reason: Reason | None = None
-    next_progress = 0.0
+    next_call = 0.0
     started = time.perf_counter()
     with _interrupts_between_chunks() as interrupted:
         try:
             while search.unfinished:
                 seconds = time.perf_counter() - started
-                if progress is not None and seconds >= next_progress:
-                    progress(search.progress(seconds))
-                    next_progress = seconds + _PROGRESS_SECONDS
+                if watch is not None and seconds >= next_call:
+                    watch(search.so_far(seconds))
+                    next_call = seconds + _WATCH_SECONDS
                 if interrupted.is_set():
                     reason = "interrupted"
                 elif max_states is not None and len(search.store) >= max_states:
@@ -330,8 +330,8 @@ class _Search:
         grown = self.memory_for_chunk() - self.memory()
         return most_of_process is not None and process_size() + grown > most_of_process
 
-    def progress(self, seconds: float) -> Progress:
-        return Progress(
+    def so_far(self, seconds: float) -> SoFar:
+        return SoFar(
             states=len(self.store),
             transitions=self.transitions,
             depth=len(self.levels) - 1,

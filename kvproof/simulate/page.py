@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kvproof.simulate.comparison import EXPLAINED, Comparison, compare_runs
-from kvproof.simulate.real import Progress, Run, run_on_vllm
+from kvproof.simulate.real import Run, Watch, run_on_vllm
 from kvproof.simulate.report import (
     COMPARISON_COLUMNS,
     FIGURE_COLUMNS,
@@ -38,7 +38,7 @@ TIGHT = Settings(rate=1.0, pool=2000, horizon=40.0, warmup=4.0)
 LARGE_VARIANTS = (Variant.WRITTEN, Variant.WHOLE, Variant.SCHEDULED)
 TIGHT_VARIANTS = (Variant.WHOLE, Variant.SCHEDULED, Variant.RESERVED)
 
-Shown = Callable[[str], AbstractContextManager[Progress | None]]
+Shown = Callable[[str], AbstractContextManager[Watch | None]]
 """Shows the progress of a run with a name."""
 
 
@@ -76,8 +76,8 @@ def kept_run(
                 kept.version,
                 None,
             )
-    with shown(name) as progress:
-        run = run_on_vllm(sessions, settings, progress=progress)
+    with shown(name) as watch:
+        run = run_on_vllm(sessions, settings, watch=watch)
     if run.broken is not None:
         raise run.broken
     if run.interrupted:

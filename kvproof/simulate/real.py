@@ -18,7 +18,7 @@ MODULE = "kvproof.vllm.serving"
 _ROUNDS = 2000
 _PATIENCE = 3.0
 
-Progress = Callable[[float, float, int], None]
+Watch = Callable[[float, float, int], None]
 """Called with the simulated time, the horizon and the number of requests so far."""
 
 
@@ -44,7 +44,7 @@ def run_on_vllm(
     settings: Settings,
     *,
     version: str = DEFAULT_VERSION,
-    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Serve sessions with vLLM's classes up to the horizon or the first broken invariant.
 
@@ -57,8 +57,8 @@ def run_on_vllm(
         try:
             while more:
                 ((more, now, requests),) = client.run([["advance", _ROUNDS]])
-                if progress is not None:
-                    progress(now, settings.horizon, requests)
+                if watch is not None:
+                    watch(now, settings.horizon, requests)
         except KeyboardInterrupt:
             interrupted = True
             client.settle(_PATIENCE)

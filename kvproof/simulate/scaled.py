@@ -253,11 +253,11 @@ def run_episodes(
     episodes: int,
     *,
     version: str = DEFAULT_VERSION,
-    progress: Callable[[float, float, int], None] | None = None,
+    watch: Callable[[float, float, int], None] | None = None,
 ) -> list[Episode]:
     """Small runs from consecutive seeds, up to the first that does not agree, or to a Ctrl-C.
 
-    `progress` is called with the episodes done, their number and the requests so far.
+    `watch` is called with the episodes done, their number and the requests so far.
     """
     if episodes < 1:
         raise SimulateError(f"--episodes = {episodes}: allowed is 1 and more")
@@ -268,8 +268,8 @@ def run_episodes(
             for number in range(episodes):
                 done.append(run_episode(scaled(settings, settings.seed + number), client))
                 requests += len(done[-1].records)
-                if progress is not None:
-                    progress(number + 1, episodes, requests)
+                if watch is not None:
+                    watch(number + 1, episodes, requests)
                 if not done[-1].agrees:
                     break
         except KeyboardInterrupt:

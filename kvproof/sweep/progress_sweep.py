@@ -45,7 +45,7 @@ def progress_sweep(
     *,
     seed: int = 0,
     limits: Limits = LIMITS,
-    progress: Callable[[int, int], None] | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> ProgressSweep:
     """Check progress in the first `count` scopes of the sweep; Ctrl-C ends it with what is done."""
     done: list[ProgressCheck] = []
@@ -63,8 +63,8 @@ def progress_sweep(
                 if identity not in distinct or _size(found) < _size(distinct[identity]):
                     distinct[identity] = found
             done.append(one)
-            if progress is not None:
-                progress(number + 1, count)
+            if watch is not None:
+                watch(number + 1, count)
     except KeyboardInterrupt:
         pass
     return ProgressSweep(

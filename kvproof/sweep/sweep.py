@@ -131,7 +131,7 @@ def sweep(
     limits: Limits = Limits(states=30_000, seconds=20.0),  # noqa: B008 (immutable)
     seed: int = 0,
     record: Path | None = None,
-    progress: Callable[[Swept, int], None] | None = None,
+    watch: Callable[[Swept, int], None] | None = None,
 ) -> Sweep:
     """Search the first `count` rows of the cover; Ctrl-C ends it with what is done.
 
@@ -155,8 +155,8 @@ def sweep(
             elif one.row != row:
                 raise TraceError(f"{record}: row {number} is not the one of this sweep")
             swept.append(one)
-            if progress is not None:
-                progress(one, count)
+            if watch is not None:
+                watch(one, count)
     except KeyboardInterrupt:
         pass
     return Sweep(tuple(swept), cover)
@@ -168,7 +168,7 @@ def minimal(found: Found) -> Trace:
     In a smaller scope the same invariant may fall in another way first. A Ctrl-C is raised.
     """
     past = frozenset(Id[name] for name in found.past)
-    trace = minimize(found.trace, found.trace.broken, past=past, progress=whole_only)
+    trace = minimize(found.trace, found.trace.broken, past=past, watch=whole_only)
     return trace if identity_of(trace) == found.identity else found.trace
 
 

@@ -29,7 +29,7 @@ def random_runs(
     size: Size | None = None,
     guided: bool = True,
     most_requests: int = MAX_REQUESTS,
-    progress: Callable[[int, int], None] | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Tally:
     """Run so many drawn scopes for at most `steps` actions each; Ctrl-C ends it with what is done.
 
@@ -42,8 +42,8 @@ def random_runs(
             scope = draw_run(choose, size, f"random-{seed}-{i}", most_requests)
             world = open_world(scope, tally)
             world.burst(steps, choose.integer(0, (1 << 30) - 1), guided=guided)
-            if progress is not None:
-                progress(i + 1, runs)
+            if watch is not None:
+                watch(i + 1, runs)
     except KeyboardInterrupt:
         tally.interrupted = True
     return tally

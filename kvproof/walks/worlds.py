@@ -132,7 +132,7 @@ def judge(trace: Trace) -> str | None:
         return NOT_PREVENTED
     if trace.scope.rules_off:
         return None
-    finding = known_finding(identity_of(minimize(trace, trace.broken, progress=whole_only)))
+    finding = known_finding(identity_of(minimize(trace, trace.broken, watch=whole_only)))
     return None if finding is None else finding.id
 
 
