@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.state import Assertion, Branch
 from kvproof.native.jit import kernel
@@ -155,8 +156,10 @@ def free_blocks(s, c, e, table, row, length):
 @kernel
 def reset_prefix_cache(s, c, e):
     """Forget every published hash if no block is in use (BlockPool.reset_prefix_cache)."""
-    used = c.num_blocks - s.num_free
-    if used != 1 and c.rules[Rule.reset_only_unused_pool]:
+    unused = c.num_blocks - s.num_free == 1
+    if c.mends[Mend.reset_beside_fence] and s.num_running == 0 and s.num_kv_holding == 0:
+        unused = True
+    if not unused and c.rules[Rule.reset_only_unused_pool]:
         e.branches[Branch.reset_refused] += 1
         return False
     if c.rules[Rule.clear_hashes_on_reset]:

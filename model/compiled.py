@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from kvproof.model import engine
+from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.scope import External, RequestSpec, Scope
 from kvproof.model.state import REPORT, SCOPE, STATE, Branch
@@ -102,6 +103,7 @@ def compile_scope(scope: Scope) -> Compiled:
         "T": length + 1,
         "P": len(codes) + 1,
         "K": len(Rule),
+        "M": len(Mend),
         "C": len(Branch),
     }
     c = SCOPE.layout(sizes).new()
@@ -118,6 +120,8 @@ def compile_scope(scope: Scope) -> Compiled:
         c.hash_of[code] = hash_codes[hashed(salt, prefix)]
     for rule in Rule:
         c.rules[int(rule)] = int(rule not in off)
+    for mend in Mend:
+        c.mends[int(mend)] = int(mend.name in scope.mends)
     return Compiled(
         scope=scope,
         c=c,

@@ -7,6 +7,7 @@ for each request it has a prefix of a given length and loads it with or without 
 from __future__ import annotations
 
 from kvproof.model import block_pool, kv_cache, queues
+from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.state import Assertion, Branch, Load, Status
 from kvproof.native.jit import kernel
@@ -134,12 +135,34 @@ def spec_decode_step_blocks(c):
 
 
 @kernel
+def _tokens_with_spec_step(s, c, r):
+    """Tokens of a request with those of one speculative decode step, up to the model length."""
+    step = 0
+    if c.num_speculative_tokens > 0 and c.rules[Rule.reserve_spec_step_for_loads]:
+        step = 1 + c.num_speculative_tokens + c.num_lookahead_tokens
+    return min(s.num_tokens[r] + step, c.max_model_len)
+
+
+@kernel
+def own_spec_step_blocks(s, c, r):
+    """Blocks of one speculative decode step that the load of a request leaves free for itself."""
+    if not c.mends[Mend.reserve_spec_step_exactly]:
+        return spec_decode_step_blocks(c)
+    whole = kv_cache.cdiv(min(s.num_tokens[r], c.max_model_len), c.block_size)
+    return kv_cache.cdiv(_tokens_with_spec_step(s, c, r), c.block_size) - whole
+
+
+@kernel
 def inflight_prefill_reserved_blocks(s, c, e):
     """Blocks that prefills and loads in flight still need (Scheduler, same name)."""
     total = 0
     if c.rules[Rule.reserve_for_inflight_prefills]:
         for r in range(c.num_requests):
             if s.inflight_prefill[r]:
+                if c.mends[Mend.reserve_spec_step_exactly]:
+                    whole = _tokens_with_spec_step(s, c, r)
+                    total += kv_cache.get_num_blocks_to_allocate(s, c, e, r, whole, 0)
+                    continue
                 whole = min(s.num_tokens[r], c.max_model_len)
                 total += kv_cache.get_num_blocks_to_allocate(s, c, e, r, whole, 0)
                 total += spec_decode_step_blocks(c)
@@ -155,6 +178,8 @@ def update_waiting_for_remote_kv(s, c, e, r):
             e.branches[Branch.load_failed_keeps_prefix] += 1
         else:
             kv_cache.free(s, c, e, r)
+            if c.mends[Mend.forget_prefill_of_failed_load]:
+                s.inflight_prefill[r] = 0
             e.branches[Branch.load_failed_frees] += 1
         s.load_failed[r] = 0
     else:
@@ -232,6 +257,28 @@ def _forget_marks(c, e):
 
 
 @kernel
+def awaits_sync_load(s, c, r):
+    """Whether a step in flight carries a synchronous load of the request."""
+    for d in range(s.num_steps):
+        if s.step_load_tokens[d, r] > 0 and not s.step_stale[d, r]:
+            return True
+    return False
+
+
+@kernel
+def _drop_in_flight(s, r):
+    """Mark what is in flight of a request as stale and to be dropped, as its preemption would."""
+    s.drop_stale[r] = 1
+    s.stale[r] = s.in_flight[r]
+    s.placeholders[r] = 0
+    s.num_drafts[r] = 0
+    s.old_drafts[r] = 0
+    for d in range(s.num_steps):
+        if s.step_tokens[d, r] > 0:
+            s.step_stale[d, r] += 1
+
+
+@kernel
 def handle_invalid_blocks(s, c, e, d):
     """React to the blocks in e.invalid (Scheduler._handle_invalid_blocks).
 
@@ -253,6 +300,8 @@ def handle_invalid_blocks(s, c, e, d):
         if update_requests_with_invalid_blocks(s, c, e, r, s.step_tokens[d, r]):
             e.failed[r] = 1
             e.branches[Branch.sync_load_failed] += 1
+            if c.mends[Mend.drop_output_of_failed_load] and c.recompute_load_failures:
+                _drop_in_flight(s, r)
     if not c.recompute_load_failures:
         for b in range(1, c.num_blocks):
             if e.downstream[b]:

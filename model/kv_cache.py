@@ -7,6 +7,7 @@ vllm/v1/core/single_type_kv_cache_manager.py.
 from __future__ import annotations
 
 from kvproof.model import block_pool
+from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.state import Assertion, Branch, Status
 from kvproof.native.jit import kernel
@@ -107,6 +108,8 @@ def allocate_slots(
 
     if full_sequence_must_fit and c.rules[Rule.reserve_full_sequence]:
         whole = min(s.num_tokens[r], c.max_model_len)
+        if c.mends[Mend.admit_with_lookahead]:
+            whole = min(s.num_tokens[r] + num_lookahead, c.max_model_len)
         if get_num_blocks_to_allocate(s, c, e, r, whole, num_hits) + watermark > s.num_free:
             e.branches[Branch.waiting_full_sequence_refused] += 1
             return False

@@ -6,6 +6,7 @@ Stands for vllm/v1/core/sched/scheduler.py, for text requests with one full-atte
 from __future__ import annotations
 
 from kvproof.model import async_scheduler, block_pool, connector, kv_cache, queues
+from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.state import Assertion, Branch, Load, Pause, Status
 from kvproof.native.jit import kernel
@@ -113,6 +114,13 @@ def preempt_request(s, c, e, r, drop_stale_output):
 
 
 @kernel
+def _withdraw_unwritten(s, c, r):
+    """Withdraw the hashes of the blocks that only the step under way would fill."""
+    for i in range(s.num_computed[r] // c.block_size, min(s.num_blocks[r], c.table_len)):
+        block_pool.remove_cached_block_hash(s, c, s.block_table[r, i])
+
+
+@kernel
 def _unschedule(s, c, e, r):
     """Take a victim out of this step again; returns the tokens it gives back."""
     tokens = e.scheduled[r]
@@ -171,8 +179,11 @@ def _schedule_running(s, c, e, long_prefill_threshold):
         fits = False
         while True:
             lookahead = c.num_lookahead_tokens if c.rules[Rule.reserve_lookahead] else 0
+            unsure = c.mends[Mend.publish_sync_loads_when_done] and connector.awaits_sync_load(
+                s, c, r
+            )
             fits = kv_cache.allocate_slots(
-                s, c, e, r, tokens, 0, lookahead, 0, False, False, 0, True
+                s, c, e, r, tokens, 0, lookahead, 0, unsure, False, 0, True
             )
             if fits or s.num_running == 0 or s.assertion:
                 break
@@ -182,6 +193,9 @@ def _schedule_running(s, c, e, long_prefill_threshold):
             if not can_free and c.rules[Rule.victim_must_be_freeable]:
                 e.branches[Branch.victim_not_freeable] += 1
                 break
+            if c.mends[Mend.await_output_before_self_preemption] and victim == r:
+                if c.requires_kv_delivery and s.in_flight[r] > 0:
+                    break
             free_before = s.num_free
             shared = _frees_nothing(s, c, victim)
             s.num_running = queues.delete(s.running, s.num_running, where)
@@ -190,6 +204,8 @@ def _schedule_running(s, c, e, long_prefill_threshold):
                     place -= 1
                     e.branches[Branch.preempted_before_cursor] += 1
                 if e.scheduled[victim] > 0 and c.rules[Rule.drop_victim_from_step]:
+                    if c.mends[Mend.withdraw_hashes_of_scheduled_victim]:
+                        _withdraw_unwritten(s, c, victim)
                     given_back = _unschedule(s, c, e, victim)
                     e.branches[Branch.preempted_scheduled] += 1
                     if c.rules[Rule.refund_victim_budget]:
@@ -297,6 +313,11 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
             e.branches[Branch.waiting_skipped_blocked] += 1
             _skip(s, c, e, r)
             continue
+        if c.mends[Mend.requeue_after_failed_load] and holding:
+            if s.num_computed[r] == 0 and s.num_blocks[r] == 0:
+                s.num_kv_holding = queues.remove_request(s.kv_holding, s.num_kv_holding, r)
+                s.num_waiting = queues.prepend_request(c, s.waiting, s.num_waiting, r)
+                continue
         if s.stale[r] > 0 and not s.drop_stale[r] and c.rules[Rule.drain_stale_outputs]:
             e.branches[Branch.waiting_skipped_stale] += 1
             _skip(s, c, e, r)
@@ -308,6 +329,8 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
         num_computed = s.num_computed[r]
         num_local = 0
         fresh = num_computed == 0
+        if c.mends[Mend.tell_loaded_by_blocks] and s.num_blocks[r] > 0:
+            fresh = False
         if fresh:
             num_hits = kv_cache.get_computed_blocks(s, c, e, r)
             num_local = num_hits * c.block_size
@@ -318,6 +341,8 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
                     _skip(s, c, e, r)
                     continue
                 load_async = num_external > 0 and c.external_is_async[r] != 0
+                if c.mends[Mend.leave_last_token_of_sync_load] and not load_async:
+                    num_external = min(num_external, s.num_tokens[r] - 1 - num_local)
             num_computed = num_local + num_external
             if num_computed > s.num_tokens[r]:
                 block_pool.fail(s, Assertion.HIT_LONGER_THAN_REQUEST)
@@ -340,7 +365,12 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
                 and (num_running_scheduled > 0 or num_computed > 0)
             ):
                 whole = 1 + c.num_speculative_tokens
-                if num_computed + whole + 1 <= c.max_model_len:
+                pads = num_computed + whole + 1 <= c.max_model_len
+                if c.mends[Mend.pad_within_threshold] and 0 < long_prefill_threshold < whole:
+                    pads = False
+                if c.mends[Mend.admit_unpadded_alone] and e.num_scheduled == 0:
+                    pads = pads and whole <= request_budget
+                if pads:
                     if whole > request_budget:
                         e.branches[Branch.waiting_pad_does_not_fit] += 1
                         break
@@ -365,8 +395,14 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
         if load_async:
             lookahead = 0
             reserved = connector.inflight_prefill_reserved_blocks(s, c, e)
-            reserved += connector.spec_decode_step_blocks(c)
+            reserved += connector.own_spec_step_blocks(s, c, r)
         adoptable = longest_published_run(s, c, r) if fresh else 0
+        delay = load_async
+        if c.mends[Mend.publish_sync_loads_when_done] and num_external > 0:
+            delay = True
+        whole_only = c.reserve_full_isl
+        if c.mends[Mend.resume_only_whole] and s.status[r] == Status.PREEMPTED:
+            whole_only = 1
         if not kv_cache.allocate_slots(
             s,
             c,
@@ -376,8 +412,8 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
             num_hits,
             lookahead,
             num_external,
-            load_async,
-            c.reserve_full_isl,
+            delay,
+            whole_only,
             reserved,
             s.num_running > 0,
         ):
@@ -639,6 +675,10 @@ def update_from_output(s, c, e):
             if gone or c.rules[Rule.ignore_output_of_finished]:
                 e.branches[Branch.output_of_finished] += 1
                 continue
+        if c.mends[Mend.publish_sync_loads_when_done] and not is_stale:
+            if s.step_load_tokens[d, r] > 0:
+                known = min(s.num_computed[r], s.num_tokens[r])
+                kv_cache.cache_blocks(s, c, e, r, known)
         if is_stale and s.drop_stale[r] and c.rules[Rule.drop_stale_output_on_reset]:
             e.branches[Branch.output_stale_dropped] += 1
             continue
@@ -693,6 +733,8 @@ def reset_prefix_cache(s, c, e, reset_running_requests):
     engine goes on, only the call fails (vllm/v1/engine/core.py, _invoke_utility_method).
     """
     if reset_running_requests:
+        if c.mends[Mend.look_before_reset] and s.num_kv_holding > 0:
+            return 0
         while s.num_running > 0:
             r = s.running[s.num_running - 1] - 1
             s.num_running = queues.delete(s.running, s.num_running, s.num_running - 1)

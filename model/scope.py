@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from kvproof.model.mends import Mend
 from kvproof.model.options import Option, Options, ScopeError, made, refuse
 from kvproof.model.rules import Rule
 
@@ -155,13 +156,16 @@ class Scope(Options, frozen=True, forbid_unknown_fields=True):
     rules_off: Annotated[
         tuple[str, ...], Option("guards of vLLM that are taken out, by rule", driver=False)
     ] = ()
+    mends: Annotated[
+        tuple[str, ...], Option("changes that vLLM lacks and that are made, by mend", driver=False)
+    ] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_sizes(self)
         _check_requests(self)
-        _check_start_up(self)
         _check_rules(self)
+        _check_start_up(self)
 
     @property
     def depth(self) -> int:
@@ -194,11 +198,17 @@ class Scope(Options, frozen=True, forbid_unknown_fields=True):
     @property
     def defer_block_free(self) -> bool:
         """Whether frees wait behind a fence (vllm/v1/core/sched/scheduler.py, __init__)."""
+        if Mend.fence_in_every_role.name in self.mends:
+            return self.depth > 1 and self.kv_role is not None
         return self.depth > 1 and self.kv_role in ("kv_consumer", "kv_both")
 
     def with_rules_off(self, *rules: str) -> Scope:
         """The same scope with these rules switched off too."""
         return msgspec.structs.replace(self, rules_off=tuple(sorted({*self.rules_off, *rules})))
+
+    def with_mends(self, *mends: str) -> Scope:
+        """The same scope with these mends made too."""
+        return msgspec.structs.replace(self, mends=tuple(sorted({*self.mends, *mends})))
 
 
 def _within(field: str, value: int, low: int, high: int, why: str) -> None:
@@ -244,6 +254,13 @@ def _check_start_up(scope: Scope) -> None:
             batched,
             f">= max_model_len = {scope.max_model_len} without chunked prefill",
         )
+    compares = Mend.compare_scheduled_budget.name in scope.mends
+    if compares and not scope.chunked_prefill and scope.token_budget < scope.max_model_len:
+        refuse(
+            "max_num_scheduled_tokens",
+            scope.token_budget,
+            f">= max_model_len = {scope.max_model_len} without chunked prefill",
+        )
     if batched <= scope.draft_slots:
         refuse("max_num_batched_tokens", batched, f"> draft slots = {scope.draft_slots}")
     if not 0 <= scope.long_prefill_token_threshold <= scope.max_model_len:
@@ -279,6 +296,9 @@ def _check_rules(scope: Scope) -> None:
     for rule in scope.rules_off:
         if rule not in Rule.__members__:
             refuse("rules_off", rule, "a rule's name; `kvproof rules` lists them")
+    for mend in scope.mends:
+        if mend not in Mend.__members__:
+            refuse("mends", mend, ", ".join(Mend.__members__))
 
 
 def scope_from_dict(values: Mapping[str, Any]) -> Scope:

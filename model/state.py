@@ -275,6 +275,7 @@ SCOPE = Schema(
         _field("shorter", "P", "0..P-1", "code of the prefix without its last token"),
         _field("hash_of", "P", "0..P-1", "code of the hash of a prefix"),
         _field("rules", "K", "0..1", "1: the rule is on"),
+        _field("mends", "M", "0..1", "1: the mend is on"),
     ),
 )
 

@@ -291,8 +291,8 @@ INVARIANTS = (
         name="ResetSound",
         kind="step",
         statement=(
-            "After a successful reset no block is in use and none is published; a reset of running "
-            "requests, which preempts them all, is done."
+            "After a successful reset no living request holds a block and none is published; a "
+            "reset that preempts the running requests is done."
         ),
         why=(
             "A reset follows a change of weights: an older hit is KV of another model. One that "

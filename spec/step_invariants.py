@@ -174,7 +174,10 @@ def reset_sound(before, s, c, e, kind):
     if e.reset_ok < 0:
         return BROKEN
     for b in range(1, c.num_blocks):
-        if s.block_hash[b] or s.ref_cnt[b]:
+        if s.block_hash[b]:
+            return BROKEN
+    for r in range(c.num_requests):
+        if engine.is_alive(s, r) and s.num_blocks[r] > 0:
             return BROKEN
     return HOLDS
 

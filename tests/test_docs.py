@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.evidence.generated import masks_module, rules_module, write_modules
+from kvproof.evidence.generated import masks_module, mends_module, rules_module, write_modules
 from kvproof.evidence.pages import PAGES
+from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.spec import state_invariants, step_invariants
+from kvproof.spec.findings import FINDINGS
+from kvproof.spec.hangs import HANGS
 from kvproof.spec.invariants import INVARIANTS
 from kvproof.spec.masks import Id
+from kvproof.spec.mends import MENDS
 from kvproof.spec.progress import Property
 from kvproof.spec.rules import RULES
 
@@ -33,10 +37,22 @@ def test_every_invariant_is_registered_once_with_a_kernel_of_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("model/rules.py", rules_module), ("spec/masks.py", masks_module)]
+    ("name", "module"),
+    [
+        ("model/rules.py", rules_module),
+        ("model/mends.py", mends_module),
+        ("spec/masks.py", masks_module),
+    ],
 )
 def test_a_module_made_from_a_table_is_fresh(name: str, module: Callable[[], str]) -> None:
     assert (ROOT / name).read_text(encoding="utf-8") == module(), "run `kvproof docs`"
+
+
+def test_what_a_mend_removes_is_an_open_finding_and_one_mend_removes_it() -> None:
+    assert [info.name for info in MENDS] == list(Mend.__members__)
+    removed = [finding for info in MENDS for finding in info.removes]
+    assert len(set(removed)) == len(removed)
+    assert set(removed) <= {one.id for one in (*FINDINGS, *HANGS)}
 
 
 def test_what_a_table_names_by_text_is_there() -> None:

@@ -41,7 +41,7 @@ class LockstepWorld(ModelWorld):
         self._at = self.compiled.initial()
         self._followed: tuple[int, ...] = ()
         self._past = observation.Past()
-        client.run([["new", observation.scope_values(scope)]])
+        client.run([observation.new_engine(scope)])
 
     def compare(self, codes: tuple[int, ...]) -> None:
         """Send the actions and compare what comes back.

@@ -130,7 +130,7 @@ class _Walk:
         self.transitions = 0
 
     def operations(self) -> Iterator[tuple[list[Any], Expected | None]]:
-        yield ["new", observation.scope_values(self.compiled.scope)], None
+        yield observation.new_engine(self.compiled.scope), None
         stack = [self._visit(0, self.compiled.initial(), (), Past())]
         while stack:
             item = next(stack[-1], None)

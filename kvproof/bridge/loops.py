@@ -44,7 +44,7 @@ def go_round(found: Lasso, client: Client, rounds: int = ROUNDS) -> LoopReplay:
     """
     compiled = compile_scope(found.scope)
     moments = list(replay(found.rounds(rounds)))
-    client.run([["new", observation.scope_values(found.scope)]])
+    client.run([observation.new_engine(found.scope)])
     told = list(expect_moments(compiled, moments))
     answers = client.run([operation for operation, _expected in told])
     for moment, (_operation, expected), answer in zip(moments, told, answers, strict=True):

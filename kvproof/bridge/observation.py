@@ -7,12 +7,13 @@ as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvproof.model import connector, scheduler
 from kvproof.model.compiled import Compiled
 from kvproof.model.engine import Kind
+from kvproof.model.mends import Mend
 from kvproof.model.options import driver_values
 from kvproof.model.rules import Rule
 from kvproof.model.scope import STOP_TOKEN, Scope
@@ -65,6 +66,11 @@ def scope_values(scope: Scope) -> dict[str, Any]:
         if request["arrival"] is None:
             request["arrival"] = r
     return values
+
+
+def new_engine(scope: Scope, rules_off: Sequence[str] = ()) -> list[Any]:
+    """The driver's move to a fresh engine of a scope, its mends made, without these guards."""
+    return ["new", scope_values(scope), list(rules_off), list(scope.mends)]
 
 
 def _queue(queue: Any, length: int) -> list[int]:
@@ -220,6 +226,8 @@ def passed(
     hits = dict(past.hits)
     for r in range(len(before.status)):
         looked_up = _computed(before, r) == 0 and not before.was_preempted[r]
+        if compiled.c.mends[Mend.tell_loaded_by_blocks] and not before.load_failed[r]:
+            looked_up = looked_up and not before.num_blocks[r]
         if looked_up and (report.admitted[r] or report.new_load[r]):
             local = int(report.adopted[r]) * compiled.scope.block_size
             external = after.load_tokens[r] if report.new_load[r] else report.sync_load[r]

@@ -176,7 +176,7 @@ class RealClasses:
 
     def start(self, scope: Scope) -> None:
         """A fresh engine."""
-        self._client.run([["new", observation.scope_values(scope)]])
+        self._client.run([observation.new_engine(scope)])
 
     def call(self, operation: list[Any], action: Action) -> list[Any]:
         """One operation, there and back."""

@@ -65,7 +65,7 @@ def replay_on_vllm(trace: Trace, client: Client) -> Replay:
         )
     compiled = compile_scope(trace.scope)
     moments = tuple(replay(trace))
-    client.run([["new", observation.scope_values(trace.scope), trace.scope.rules_off]])
+    client.run([observation.new_engine(trace.scope, trace.scope.rules_off)])
     told = expect_moments(compiled, moments)
     for moment, (operation, expected) in zip(moments, told, strict=True):
         (answer,) = client.run([operation])

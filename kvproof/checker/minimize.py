@@ -317,6 +317,12 @@ def with_rules_on(trace: Trace, past: frozenset[Id] = frozenset()) -> Trace:
     return Trace(scope, *follow(scope, trace.actions, past))
 
 
+def with_mends(trace: Trace, *mends: str, past: frozenset[Id] = frozenset()) -> Trace:
+    """The same actions, as far as they are enabled, with these mends, and what they break."""
+    scope = trace.scope.with_mends(*mends)
+    return Trace(scope, *follow(scope, trace.actions, past))
+
+
 def prevented(trace: Trace, past: frozenset[Id] = frozenset()) -> bool:
     """Whether the rules that are off make the difference.
 

@@ -1,5 +1,5 @@
-"""The modules that are made from the tables of spec/: numbers of rules, numbers and masks of
-invariants.
+"""The modules that are made from the tables of spec/: numbers of rules and of mends, numbers and
+masks of invariants.
 
 The tables name their entries by text, so that an entry comes first and its number after it.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvproof.spec.invariants import INVARIANTS, Invariant
+from kvproof.spec.mends import MENDS
 from kvproof.spec.rules import RULES
 from kvproof.trace.files import write_bytes
 
@@ -33,6 +34,26 @@ from enum import IntEnum
 
 class Rule(IntEnum):
     """One guard of vLLM; the value is its place in the compiled scope's `rules`."""
+
+{members}
+'''
+
+
+def mends_module() -> str:
+    """model/mends.py."""
+    members = "\n".join(f"    {info.name} = {number}" for number, info in enumerate(MENDS))
+    return f'''"""Numbers of the mends: changes that vLLM lacks, off unless a scope switches one on.
+
+Made by `kvproof docs` from the table in spec/mends.py, which says what each changes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Mend(IntEnum):
+    """One change of vLLM; the value is its place in the compiled scope's `mends`."""
 
 {members}
 '''
@@ -114,7 +135,11 @@ def _question(one: Invariant, arguments: str) -> Iterator[str]:
 def write_modules(root: Path) -> list[Path]:
     """Write the modules that are not as the tables have them; returns their paths."""
     written = []
-    for name, module in (("model/rules.py", rules_module), ("spec/masks.py", masks_module)):
+    for name, module in (
+        ("model/rules.py", rules_module),
+        ("model/mends.py", mends_module),
+        ("spec/masks.py", masks_module),
+    ):
         path = root / name
         if path.read_text(encoding="utf-8") != module():
             write_bytes(path, module().encode())

@@ -67,6 +67,7 @@ SCOPE_VALUES: Mapping[str, Values] = {
     "max_num_batched_tokens": Values(),
     "max_model_len": Values(),
     "rules_off": Values(),
+    "mends": Values(),
 }
 
 REQUEST_VALUES: Mapping[str, Values] = {

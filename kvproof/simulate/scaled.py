@@ -170,7 +170,7 @@ class LockstepEngine:
         turns = [(s.number, turn) for s in sessions for turn in range(len(s.turns))]
         self._index = {turn: r for r, turn in enumerate(turns)}
         self._numbers: dict[int, int] = {}
-        client.run([["new", observation.scope_values(episode.scope)]])
+        client.run([observation.new_engine(episode.scope)])
 
     def add(self, request: clock.Request) -> None:
         """A request arrives."""

@@ -114,7 +114,7 @@ def blocks_table(compiled: Compiled, state: Record) -> list[str]:
 _IN_THE_HEAD = {
     *("name", "about", "requests", "num_blocks", "block_size", "max_num_batched_tokens"),
     *("max_num_scheduled_tokens", "max_num_seqs", "max_model_len", "policy"),
-    *("num_speculative_tokens", "kv_role", "rules_off"),
+    *("num_speculative_tokens", "kv_role", "rules_off", "mends"),
 }
 _IN_THE_LINE = {"prompt", "max_tokens", "priority", "external"}
 
@@ -143,6 +143,7 @@ def scope_lines(trace: Trace) -> list[str]:
         *([f"  options: {', '.join(options)}"] if options else []),
         *(_request_line(scope, r) for r in range(len(scope.requests))),
         f"rules off: {', '.join(scope.rules_off) or 'none'}",
+        *([f"mends: {', '.join(scope.mends)}"] if scope.mends else []),
     ]
 
 

@@ -53,6 +53,8 @@ class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self.used: set[str] = set()
         self.asks_left: dict[str, int] = {}
         self._loads: list[Load] = []
+        # Of the request asked about last: no other one is asked about before its blocks are told.
+        self._start = 0
 
     def save(self) -> tuple[set[str], dict[str, int], list[Load]]:
         """A copy of what changes."""
@@ -81,6 +83,7 @@ class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self.asks_left[request_id] > 0:
             self.asks_left[request_id] -= 1
             return None, False
+        self._start = num_computed_tokens
         tokens = min(external.tokens, request.num_tokens) - num_computed_tokens
         return (tokens, external.is_async) if tokens > 0 else (0, False)
 
@@ -95,10 +98,9 @@ class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if external.once:
             self.used.add(request_id)
         if num_external_tokens > 0:
-            start = min(external.tokens, request.num_tokens) - num_external_tokens
             (block_ids,) = blocks.get_block_ids()
             self._loads.append(
-                Load(request_id, start, num_external_tokens, external.is_async, block_ids)
+                Load(request_id, self._start, num_external_tokens, external.is_async, block_ids)
             )
 
     def build_connector_meta(self, scheduler_output: Any) -> Loads:

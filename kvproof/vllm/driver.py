@@ -651,10 +651,12 @@ class Driver:
             message = str(error).partition("\n")[0]
             return [["error", type(error).__name__, message, where], None]
 
-    def _new(self, scope: dict[str, Any], guards_out: Sequence[str] = ()) -> None:
+    def _new(
+        self, scope: dict[str, Any], guards_out: Sequence[str] = (), mends: Sequence[str] = ()
+    ) -> None:
         self._stack.clear()
         self._guards_out.close()
-        self._guards_out.enter_context(taken_out(guards_out))
+        self._guards_out.enter_context(taken_out(guards_out, mends))
         self._engine = Engine(scope)
         self._broken = False
 

@@ -199,6 +199,28 @@ def _with_test(node: ast.AST, operator: ast.boolop, value: bool) -> ast.AST:
     return node
 
 
+def and_also(text: str) -> Rewrite:
+    """A branch that is taken only if our own condition holds too."""
+
+    def changed(node: ast.AST) -> ast.AST:
+        assert isinstance(node, ast.If)
+        node.test = ast.BoolOp(ast.And(), [node.test, _expression(text, node.test)])
+        return node
+
+    return changed
+
+
+def with_argument(name: str, text: str) -> Rewrite:
+    """A call with one more argument, given by name."""
+
+    def changed(node: ast.AST) -> ast.AST:
+        assert isinstance(node, ast.Call)
+        node.keywords.append(ast.keyword(name, _expression(text, node)))
+        return node
+
+    return changed
+
+
 def without(*names: str) -> Rewrite:
     """An and, an or or a call that loses the one operand or argument in which the names occur."""
 
@@ -224,15 +246,17 @@ def _ours(text: str, place: ast.AST) -> list[ast.stmt]:
     return module.body
 
 
+def _expression(text: str, place: ast.AST) -> ast.expr:
+    (statement,) = _ours(text, place)
+    assert isinstance(statement, ast.Expr)
+    return statement.value
+
+
 def become(text: str) -> Rewrite:
     """Our own expression, or statements, in the place of an expression or of a statement."""
 
     def changed(node: ast.AST) -> ast.AST | list[ast.stmt]:
-        if isinstance(node, ast.expr):
-            (statement,) = _ours(text, node)
-            assert isinstance(statement, ast.Expr)
-            return statement.value
-        return _ours(text, node)
+        return _expression(text, node) if isinstance(node, ast.expr) else _ours(text, node)
 
     return changed
 

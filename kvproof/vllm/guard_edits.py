@@ -37,16 +37,16 @@ def _update_from_output(*changes: Change) -> tuple[Edit, ...]:
 
 
 # The two scans of schedule(), and what they ask for each request.
-_RUNNING = Place(ast.While, ("req_index", "token_budget"), "test")
+RUNNING = Place(ast.While, ("req_index", "token_budget"), "test")
 _SCANS_WAITING = Place(ast.If, ("preempted_reqs", "_pause_state"), "test")
-_WAITING = Place(ast.While, ("token_budget",), "test", within=(_SCANS_WAITING, "body"))
+WAITING = Place(ast.While, ("token_budget",), "test", within=(_SCANS_WAITING, "body"))
 _RUNNING_CHUNK = Place(
-    ast.Call, ("min", "num_new_tokens", "token_budget"), within=(_RUNNING, "body")
+    ast.Call, ("min", "num_new_tokens", "token_budget"), within=(RUNNING, "body")
 )
-_WAITING_CHUNK = Place(ast.Assign, ("request_token_budget",), "targets", within=(_WAITING, "body"))
+_WAITING_CHUNK = Place(ast.Assign, ("request_token_budget",), "targets", within=(WAITING, "body"))
 _WAITING_LIMIT = Place(ast.Call, ("min",), within=(_WAITING_CHUNK, "value"))
 _IN_LIMIT = (_WAITING_LIMIT, "args")
-_BY_PRIORITY = Place(ast.If, ("max", "arrival_time"), "body", within=(_RUNNING, "body"))
+_BY_PRIORITY = Place(ast.If, ("max", "arrival_time"), "body", within=(RUNNING, "body"))
 
 # The capacity check of allocate_slots().
 _ADOPTS = Place(ast.If, ("new_computed_block_list", "num_external_computed_tokens"), "test")
@@ -131,11 +131,11 @@ EDITS: dict[str, tuple[Edit, ...]] = {
             become("self.running[0]"),
         ),
         Change(
-            Place(ast.Call, ("max", "arrival_time"), within=(_RUNNING, "body")),
+            Place(ast.Call, ("max", "arrival_time"), within=(RUNNING, "body")),
             become("self.running[0]"),
         ),
         Change(
-            Place(ast.Call, ("running", "pop"), "func", within=(_RUNNING, "body")),
+            Place(ast.Call, ("running", "pop"), "func", within=(RUNNING, "body")),
             become("self.running.pop(0)"),
         ),
     ),
@@ -152,20 +152,20 @@ EDITS: dict[str, tuple[Edit, ...]] = {
     "respect_token_budget": _schedule(
         Change(_RUNNING_CHUNK, without("token_budget")),
         Change(Place(ast.Name, ("token_budget",), within=_IN_LIMIT), become("self.max_model_len")),
-        Change(_WAITING, always),
+        Change(WAITING, always),
         Change(
-            Place(ast.Compare, ("token_budget",), within=(_RUNNING, "test")),
+            Place(ast.Compare, ("token_budget",), within=(RUNNING, "test")),
             become("self._pause_state != PauseState.PAUSED_ALL"),
         ),
     ),
     "respect_input_budget": _schedule(
         Change(
-            Place(ast.If, ("input_budget", "draft_slots"), "test", within=(_RUNNING, "body")), never
+            Place(ast.If, ("input_budget", "draft_slots"), "test", within=(RUNNING, "body")), never
         ),
         Change(_RUNNING_CHUNK, without("input_budget")),
         Change(Place(ast.BinOp, ("input_budget",), within=_IN_LIMIT), become("self.max_model_len")),
         Change(
-            Place(ast.BoolOp, ("request_queue", "input_budget"), within=(_WAITING, "body")),
+            Place(ast.BoolOp, ("request_queue", "input_budget"), within=(WAITING, "body")),
             without("input_budget"),
         ),
     ),

@@ -1,8 +1,9 @@
-"""Guards of vLLM taken out of the real classes while a run is on them.
+"""Guards of vLLM taken out of the real classes, and mends made to them, while a run is on them.
 
 A guard that is a function of its own is replaced here; one that stands inside a function is edited
-out (kvproof/vllm/guard_edits.py). Runs in vLLM's interpreter: with its rule off in the model and
-its guard out here, a trace must do the same damage on both sides.
+out (kvproof/vllm/guard_edits.py). Every mend is an edit (kvproof/vllm/mend_edits.py). Runs in
+vLLM's interpreter: with its rule off in the model and its guard out here, or a mend on both sides,
+a trace must do the same on both.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 
+from kvproof.vllm import mend_edits
 from kvproof.vllm.edits import Edit, edited
 from kvproof.vllm.guard_edits import EDITS
 
@@ -213,10 +215,10 @@ GUARDS = (*REPLACED, *EDITS)
 
 
 @contextmanager
-def taken_out(rules: Iterable[str]) -> Iterator[None]:
-    """vLLM without the guards of these rules; KeyError names one that cannot be taken out."""
+def taken_out(rules: Iterable[str], mends: Iterable[str] = ()) -> Iterator[None]:
+    """vLLM without the guards of these rules and with these mends; KeyError names one unknown."""
     replaced: list[Guard] = []
-    edits: list[Edit] = []
+    edits: list[Edit] = [edit for mend in mends for edit in mend_edits.EDITS[mend]]
     for rule in rules:
         if rule in EDITS:
             edits += EDITS[rule]

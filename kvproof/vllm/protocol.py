@@ -18,8 +18,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 MOVES = ("new", "push", "pop", "peek")
-"""Moves of the state: build it from a scope (and take guards out, by their rules' names, until the
-next one), save it, go back to the last saved state, and the same without forgetting that one."""
+"""Moves of the state: build it from a scope (and take guards out, by their rules' names, and make
+mends, by theirs, until the next one), save it, go back to the last saved state, and the same
+without forgetting that one."""
 
 OBSERVATION = (
     "requests",
