@@ -70,13 +70,16 @@ def random_ways() -> Iterator[Way]:
         compiled = compile_scope(scope)
         walked = Walker(compiled).walk(STEPS, choose.integer(0, (1 << 30) - 1), guided=True)
         items: list[Item] = [(["new", observation.scope_values(scope)], None)]
-        before, codes = compiled.initial(), ()
+        before, past = compiled.initial(), observation.Past()
+        codes: tuple[int, ...] = ()
         for code in walked.codes:
             action = name_action(compiled, before, code)
             after, report = before.copy(), compiled.new_report()
             engine.apply(after, compiled.c, report, code)
             codes += (code,)
-            items.append(expect(compiled, before, after, action, report, codes))
+            operation, expected = expect(compiled, before, after, action, report, codes, past)
+            items.append((operation, expected))
+            past = expected.past
             before = after
         yield Way(scope.name, items)
 

@@ -1,17 +1,21 @@
-"""docs/mutants.md of the record of a mutation run: `python -m benchmarks.mutants_page`.
+"""The pages of mutation runs, of their records: `python -m benchmarks.mutants_page OF`.
 
-Survivors of lockstep have a verdict and a reason each in benchmarks/survivors.json, by name.
+`vllm` makes docs/mutants.md, `model` docs/model-mutants.md, `relations` docs/relation-mutants.md.
+What survives has a verdict and a reason each in benchmarks/survivors.json, by name.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.model_mutants import RECORD as MODEL_RECORD
 from benchmarks.mutants import PAGE, REASONS, RECORD
+from benchmarks.relation_mutants import RECORD as RELATIONS_RECORD
 
 VERDICTS = {
     "equivalent": "nothing that leaves the scheduler, and no later decision, can differ",
@@ -59,7 +63,8 @@ def page(found: list[Entry], reasons: dict[str, list[str]]) -> str:
     lines = [
         "# Mutants of vLLM",
         "",
-        "Made by `python -m benchmarks.mutants_page` from a run of `python -m benchmarks.mutants`.",
+        "Made by `python -m benchmarks.mutants_page vllm` from a run of "
+        "`python -m benchmarks.mutants`.",
         "",
         f"{len(found)} one-statement mutants of vLLM's scheduler files, drawn with a fixed seed "
         "from those on lines that lockstep reaches, each put into the real classes in the driver's "
@@ -121,11 +126,90 @@ def page(found: list[Entry], reasons: dict[str, list[str]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _survivors(title: str, left: list[Entry], reasons: dict[str, list[str]]) -> list[str]:
+    """A table of what survives, with its verdict and reason."""
+    lines = ["", title, "", "| mutant | change | verdict | reason |", "|---|---|---|---|"]
+    for one in sorted(left, key=lambda one: str(one["mutant"])):
+        why = reasons.get(one["mutant"], ["unjudged", ""])
+        lines.append(f"| `{one['mutant']}` | {one['change']} | {why[0]} | {why[1]} |")
+    return lines
+
+
+def model_page(found: list[Entry], reasons: dict[str, list[str]]) -> str:
+    """The page on the mutants of the model."""
+    by_runs = [one for one in found if one["what"]]
+    by_twins = [one for one in found if not one["what"] and one["twins"]]
+    left = [one for one in found if not one["what"] and not one["twins"]]
+    judged = Counter(verdict(one, reasons) for one in left)
+    lines = [
+        "# Mutants of the model",
+        "",
+        "Made by `python -m benchmarks.mutants_page model` from a run of "
+        "`python -m benchmarks.model_mutants`.",
+        "",
+        f"{len(found)} one-statement mutants of the model's functions, drawn with a fixed seed. "
+        "Each takes the actions of recorded runs in which the model and vLLM agree; where it "
+        "enables other actions, calls otherwise or answers otherwise, lockstep and the pinned "
+        "counts tell it. What passes is put before the tests of the model's parts against their "
+        "naive twins.",
+        "",
+        "| | mutants |",
+        "|---|---|",
+        f"| told in a run | {len(by_runs)} |",
+        f"| told by a twin only | {len(by_twins)} |",
+        *(f"| passes, {name} | {n} |" for name, n in sorted(judged.items())),
+        f"| median seconds to a catch in a run | {median(one['seconds'] for one in by_runs):.2f} |",
+        *_survivors("## What passes", left, reasons),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def relations_page(found: list[Entry], reasons: dict[str, list[str]]) -> str:
+    """The page on the mutants of Z3's relations."""
+    caught = [one for one in found if one["verdict"] == "caught"]
+    senseless = [one for one in caught if one["proof"].startswith("makes no sense")]
+    wider = [one for one in found if one["verdict"] == "no transition less"]
+    left = [one for one in found if one["verdict"] == "missed"]
+    lines = [
+        "# Mutants of the relations",
+        "",
+        "Made by `python -m benchmarks.mutants_page relations` from a run of "
+        "`python -m benchmarks.relation_mutants`.",
+        "",
+        f"{len(found)} changes of the functions that make the operations of Z3's relations, drawn "
+        "with a fixed seed. A proof catches one by failing, the tie by a transition of the model "
+        "that the changed relation does not have.",
+        "",
+        "| | mutants |",
+        "|---|---|",
+        f"| a proof fails and the tie tells it | "
+        f"{sum(bool(one['proof'] and one['tie']) for one in caught)} |",
+        f"| a proof fails | {sum(not one['tie'] for one in caught) - len(senseless)} |",
+        f"| the tie tells it | {sum(not one['proof'] for one in caught)} |",
+        f"| makes no sense to Z3 or to Python | {len(senseless)} |",
+        f"| has no transition less: what holds of it holds of the relation | {len(wider)} |",
+        f"| passes | {len(left)} |",
+        *(_survivors("## What passes", left, reasons) if left else []),
+    ]
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
-    """Write the page."""
+    """Write a page."""
     reasons = json.loads(REASONS.read_text(encoding="utf-8"))
-    PAGE.write_text(page(entries(), reasons), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    of = sys.argv[1] if len(sys.argv) == 2 else ""
+    if of == "vllm":
+        name, text = PAGE.name, page(entries(), reasons)
+    elif of == "model":
+        kept = MODEL_RECORD.read_text(encoding="utf-8").splitlines()
+        name, text = "model-mutants.md", model_page([json.loads(one) for one in kept], reasons)
+    elif of == "relations":
+        kept_relations = json.loads(RELATIONS_RECORD.read_text(encoding="utf-8"))
+        name, text = "relation-mutants.md", relations_page(kept_relations, reasons)
+    else:
+        raise SystemExit("one of: vllm, model, relations")
+    (PAGE.parent / name).write_text(text, encoding="utf-8")
+    print(f"wrote docs/{name}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import z3
@@ -10,9 +11,10 @@ from kvproof.model.rules import Rule
 from kvproof.proof.interpreted import Interpreted
 from kvproof.proof.proofs import THEOREMS
 from kvproof.proof.relation import Relation
-from kvproof.proof.tie.compare import compare, transitions_of
+from kvproof.proof.tie.compare import TIED, compare, transitions_of
 from kvproof.proof.tie.made import World, made
 from kvproof.proof.tie.samples import GUARD, UNEXPLAINED, Samples, Tie
+from kvproof.proof.tie.tie_blocks import BlocksTie
 from kvproof.proof.tie.worlds import WORLDS, BlocksWorld, CountersWorld, make_all
 from kvproof.scopes.named import SCOPES
 
@@ -63,6 +65,22 @@ def test_what_the_model_does_beside_the_operations_is_told() -> None:
     samples.unchanged((0,) * 8, (0, 1, *(0,) * 6))
     (told,) = samples.disagreements()
     assert (told.operation, told.field) == (UNEXPLAINED, "last_seq")
+
+
+def test_a_relation_whose_withdrawals_withdraw_nothing_is_told_from_the_model() -> None:
+    def idle(compiled: Compiled) -> tuple[Tie, ...]:
+        tie = BlocksTie(compiled)
+        operations = (
+            replace(one, after={}) if one.name == "withdraw" else one
+            for one in tie.relation.operations
+        )
+        tie.relation = replace(tie.relation, operations=tuple(operations))
+        tie.samples = Samples(tie.relation)
+        return (tie,)
+
+    (scope,) = (scope for scope in TIED if scope.name == "failing-sync-loads")
+    done = compare(scope, transitions_of(scope)[0], idle)
+    assert [(one.operation, one.field) for one in done.disagreements] == [("withdraw", "published")]
 
 
 def test_every_state_that_z3_makes_goes_where_the_relation_says() -> None:

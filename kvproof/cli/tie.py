@@ -8,8 +8,7 @@ import typer
 
 from kvproof.cli.console import Json, out, print_json, telling_of_compilation
 from kvproof.cli.outcomes import exit_code
-from kvproof.proof.tie.compare import Comparison, compare_scope
-from kvproof.scopes.named import SCOPES
+from kvproof.proof.tie.compare import TIED, Comparison, compare_scope
 
 
 def command(as_json: Json = False) -> None:
@@ -18,7 +17,7 @@ def command(as_json: Json = False) -> None:
     interrupted = False
     with telling_of_compilation():
         try:
-            for scope in SCOPES.values():
+            for scope in TIED:
                 one = compare_scope(scope)
                 done.append(one)
                 if not as_json:

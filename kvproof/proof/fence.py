@@ -176,6 +176,11 @@ def fence(off: frozenset[Rule] = frozenset()) -> Relation:
             "No entry ahead in the queue has a later fence, so none keeps this one back.",
         ),
         Clause(
+            "nobody_ahead_has_no_fence",
+            z3.Implies(ahead == 0, ahead_fence == 0),
+            "Without an entry ahead in the queue there is no fence ahead.",
+        ),
+        Clause(
             "place_is_known",
             every((place >= NOTHING, place <= RETURNED)),
             "The blocks are not taken yet, held, deferred or returned.",

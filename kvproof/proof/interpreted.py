@@ -118,6 +118,17 @@ class Plain:
         return found
 
 
+def kernels() -> dict[str, types.FunctionType]:
+    """The functions of the model as they are written, by names like "scheduler.free_request"."""
+    found = {}
+    for module in _MODULES:
+        for name, value in vars(module).items():
+            source = getattr(value, "py_func", value)
+            if isinstance(source, types.FunctionType) and source.__module__ == module.__name__:
+                found[f"{module.__name__.removeprefix('kvproof.model.')}.{name}"] = source
+    return found
+
+
 class Interpreted:
     """The model of one scope, interpreted; functions are named like "scheduler.free_request"."""
 
@@ -135,18 +146,17 @@ class Interpreted:
     def _functions(self, watchers: Sequence[Watcher]) -> list[str]:
         """Give every kernel globals with the interpreted ones; returns their names."""
         depths = [[0] for _ in watchers]
-        names = []
+        sources = kernels()
         for module, space in self._spaces.items():
             scope = dict(vars(module))
             for name, value in vars(module).items():
                 if isinstance(value, types.ModuleType) and value in self._spaces:
                     scope[name] = self._spaces[value]
-                source = getattr(value, "py_func", value)
-                if not isinstance(source, types.FunctionType):
-                    continue
-                if source.__module__ != module.__name__:
-                    continue
                 where = f"{module.__name__.removeprefix('kvproof.model.')}.{name}"
+                source = sources.get(where)
+                if source is None:
+                    setattr(space, name, value)
+                    continue
                 function: Any = types.FunctionType(source.__code__, scope, name)
                 function.__defaults__ = source.__defaults__
                 for watcher, depth in zip(watchers, depths, strict=True):
@@ -154,11 +164,7 @@ class Interpreted:
                         function = _watch(watcher, depth, where, function)
                 scope[name] = function
                 setattr(space, name, function)
-                names.append(where)
-            for name, value in vars(module).items():
-                if not hasattr(space, name):
-                    setattr(space, name, value)
-        return names
+        return list(sources)
 
     def apply(self, state: Plain, report: Plain, action: int) -> None:
         """Take an action on the state in place (engine.apply)."""

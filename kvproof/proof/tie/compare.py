@@ -10,13 +10,14 @@ import numpy as np
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
 from kvproof.model.compiled import Compiled
-from kvproof.model.scope import Scope
+from kvproof.model.scope import External, RequestSpec, Scope
 from kvproof.proof.interpreted import Interpreted, Plain
 from kvproof.proof.tie.samples import Disagreement, Tie
 from kvproof.proof.tie.tie_blocks import BlocksTie
 from kvproof.proof.tie.tie_budget import BudgetTie
 from kvproof.proof.tie.tie_counters import CountersTie
 from kvproof.proof.tie.tie_fence import FenceTie
+from kvproof.scopes.named import SCOPES
 from kvproof.search.explore import Chunk, explore
 from kvproof.search.system import Words
 
@@ -29,16 +30,40 @@ SMALL = 5_500
 MAX_STATES = 30_000
 """Of a larger scope the first states are explored."""
 
+TIED = (
+    *SCOPES.values(),
+    Scope(
+        name="failing-sync-loads",
+        about="synchronous loads that fail: the hashes of what they should have brought go",
+        kv_role="kv_consumer",
+        kv_load_failure_policy="fail",
+        may_fail_loads=True,
+        async_scheduling=True,
+        requests=(
+            RequestSpec((1, 2, 1, 2), max_tokens=2, external=External(3, is_async=False)),
+            RequestSpec((1, 2, 1), max_tokens=2),
+        ),
+        num_blocks=6,
+        max_num_batched_tokens=6,
+        max_model_len=6,
+    ),
+)
+"""The scopes that the relations are held against."""
+
 
 @dataclass
 class Comparison:
-    """What was compared in one scope: transitions, and operations by relation and name."""
+    """What was compared in one scope: transitions, and operations by relation and name.
+
+    `effects` are the fields that an operation was seen to change, requests' numbers left out.
+    """
 
     scope: str
     transitions: int = 0
     whole: bool = False
     differing: int = 0
     operations: dict[tuple[str, str], int] = field(default_factory=dict)
+    effects: set[tuple[str, str, str]] = field(default_factory=set)
     samples: int = 0
     disagreements: list[Disagreement] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -50,14 +75,16 @@ class Comparison:
 
 
 def ties(compiled: Compiled) -> tuple[Tie, ...]:
-    """One tie for each relation."""
-    return (
-        BlocksTie(compiled),
-        FenceTie(compiled),
-        BudgetTie(compiled),
-        CountersTie(compiled),
-        CountersTie(compiled, depth=None),
-    )
+    """One tie for each relation that speaks of the scope: the counters' excludes failing loads
+    of a synchronous connector.
+    """
+    shared = (BlocksTie(compiled), FenceTie(compiled), BudgetTie(compiled))
+    requests = compiled.scope.requests
+    if compiled.scope.may_fail_loads and any(
+        r.external is not None and not r.external.is_async for r in requests
+    ):
+        return shared
+    return (*shared, CountersTie(compiled), CountersTie(compiled, depth=None))
 
 
 def transitions_of(scope: Scope, most: int = SMALL) -> tuple[list[Transition], int]:
@@ -106,6 +133,7 @@ def compare(
     for tie in watchers:
         name = tie.relation.name
         done.operations |= {(name, o): len(rows) for o, rows in tie.samples.rows.items()}
+        done.effects |= {(name, *effect) for effect in tie.samples.effects()}
         done.samples += tie.samples.total
         done.disagreements += tie.samples.disagreements()
         done.broken += tie.samples.broken_clauses()

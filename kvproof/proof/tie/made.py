@@ -85,12 +85,16 @@ class Filled:
 
 @dataclass(frozen=True)
 class Made:
-    """One state that Z3 made, and what the model did with it; no problem is an empty text."""
+    """One state that Z3 made, and what the model did with it; no problem is an empty text.
+
+    `changes` are the fields that the operation changes in it.
+    """
 
     relation: str
     operation: str
     before: Values
     inputs: Values
+    changes: tuple[str, ...]
     problem: str
 
 
@@ -110,7 +114,10 @@ def made(world: World, operation: Operation) -> Iterator[Made]:
         problem = _run(world, operation, values, after)
         before = {name_of(field): values[name_of(field)] for field in relation.fields}
         inputs = {name_of(term): values[name_of(term)] for term in operation.inputs}
-        yield Made(relation.name, operation.name, before, inputs, problem)
+        changes = tuple(
+            name for name, end in zip(before, after, strict=True) if int(before[name]) != end
+        )
+        yield Made(relation.name, operation.name, before, inputs, changes, problem)
         solver.add(z3.Or(*(term != read(model, term) for term in constants)))
 
 

@@ -44,6 +44,11 @@ class Disagreement:
         )
 
 
+def plain(name: str) -> str:
+    """The name of an operation or a field without the number of its request or its step."""
+    return name.rstrip("0123456789").removesuffix(" R")
+
+
 class Samples:
     """Distinct samples of one relation's operations; `total` counts them all."""
 
@@ -67,6 +72,17 @@ class Samples:
             self.unexplained.append(
                 Disagreement(self.relation.name, UNEXPLAINED, name, old, new, values, {})
             )
+
+    def effects(self) -> set[tuple[str, str]]:
+        """Operations with a field that they were seen to change, by `plain` names."""
+        names = [plain(name_of(field)) for field in self.relation.fields]
+        return {
+            (plain(operation), name)
+            for operation, rows in self.rows.items()
+            for _parameters, before, _inputs, after in rows
+            for name, old, new in zip(names, before, after, strict=True)
+            if old != new
+        }
 
     def disagreements(self) -> list[Disagreement]:
         """At most one for each operation and field, smallest sample first."""
