@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from kvproof.bridge.follow import MOST_REQUESTS, opener
 from kvproof.bridge.lockstep import Expected, _tree, _Walk, compare, expect
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
-from kvproof.model.compiled import compile_scope
+from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.scope import Scope
 from kvproof.scopes.draw import RandomChooser
 from kvproof.scopes.named import SCOPES
@@ -69,19 +69,23 @@ def random_ways() -> Iterator[Way]:
         scope = draw_run(choose, None, f"random-{i}", MOST_REQUESTS)
         compiled = compile_scope(scope)
         walked = Walker(compiled).walk(STEPS, choose.integer(0, (1 << 30) - 1), guided=True)
-        items: list[Item] = [(["new", observation.scope_values(scope)], None)]
-        before, past = compiled.initial(), observation.Past()
-        codes: tuple[int, ...] = ()
-        for code in walked.codes:
-            action = name_action(compiled, before, code)
-            after, report = before.copy(), compiled.new_report()
-            engine.apply(after, compiled.c, report, code)
-            codes += (code,)
-            operation, expected = expect(compiled, before, after, action, report, codes, past)
-            items.append((operation, expected))
-            past = expected.past
-            before = after
-        yield Way(scope.name, items)
+        yield run_way(compiled, walked.codes)
+
+
+def run_way(compiled: Compiled, run: Iterable[int]) -> Way:
+    """One run of the model."""
+    items: list[Item] = [(observation.new_engine(compiled.scope), None)]
+    before, past = compiled.initial(), observation.Past()
+    codes: tuple[int, ...] = ()
+    for code in run:
+        action = name_action(compiled, before, code)
+        after, report = before.copy(), compiled.new_report()
+        engine.apply(after, compiled.c, report, code)
+        codes += (code,)
+        operation, expected = expect(compiled, before, after, action, report, codes, past)
+        items.append((operation, expected))
+        before, past = after, expected.past
+    return Way(compiled.scope.name, items)
 
 
 def scope_ways() -> Iterator[Way]:

@@ -232,6 +232,7 @@ INVARIANTS = (
         ),
         why="A preemption that frees nothing costs its victim all its work for nothing.",
         ensured=f"{_SCHEDULER}: schedule asks _request_blocks_can_be_freed",
+        observed=True,
     ),
     Invariant(
         name="VictimIsLowest",
@@ -242,6 +243,7 @@ INVARIANTS = (
         ),
         why="Otherwise an important request pays for an unimportant one.",
         ensured=f"{_SCHEDULER}: schedule",
+        observed=True,
     ),
     Invariant(
         name="PolicyOrder",
@@ -275,6 +277,7 @@ INVARIANTS = (
         ensured=(
             f"{_MANAGER}: get_computed_blocks; {_TYPE}: FullAttentionManager.find_longest_cache_hit"
         ),
+        observed=True,
     ),
     Invariant(
         name="LeastRecentlyFreed",

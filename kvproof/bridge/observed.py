@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
@@ -87,6 +88,12 @@ WORKER_AGREES = "WorkerAgrees"
 NO_LEAK = "NoLeak"
 """No container keeps a request that is gone."""
 
+NO_OLD_DRAFTS = "NoOldDrafts"
+"""A request that is preempted keeps no drafts: what they follow is computed anew."""
+
+FAILURES_AWAITED = "FailuresAwaited"
+"""A flag of a failed load names a request that still waits for that load."""
+
 _ENDS = {"stop": Status.FINISHED_STOPPED, "length": Status.FINISHED_LENGTH_CAPPED}
 
 
@@ -152,6 +159,16 @@ def _wrong(action: Action, result: Any, seen: list[Any]) -> tuple[tuple[str, ...
     return None
 
 
+def _kept(state: Record) -> tuple[tuple[str, ...], str] | None:
+    """What a state keeps that was to be forgotten: the facts that fall and for whom."""
+    drafted = np.flatnonzero((state.status == Status.PREEMPTED) & (state.num_drafts > 0))
+    failed = state.load_failed.astype(bool) & (state.status != Status.WAITING_FOR_REMOTE_KVS)
+    for fact, requests in ((NO_OLD_DRAFTS, drafted), (FAILURES_AWAITED, np.flatnonzero(failed))):
+        if requests.size:
+            return (fact,), ", ".join(f"R{r}" for r in requests)
+    return None
+
+
 def _of(r: int | None) -> str:
     return "" if r is None or r < 0 else f"R{r} "
 
@@ -171,12 +188,13 @@ class Scheduling(Protocol):
 class RealClasses:
     """The real classes, behind the driver."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, guards_out: tuple[str, ...] = ()) -> None:
         self._client = client
+        self._guards_out = guards_out
 
     def start(self, scope: Scope) -> None:
-        """A fresh engine."""
-        self._client.run([observation.new_engine(scope)])
+        """A fresh engine, without the guards of these rules."""
+        self._client.run([observation.new_engine(scope, self._guards_out)])
 
     def call(self, operation: list[Any], action: Action) -> list[Any]:
         """One operation, there and back."""
@@ -246,6 +264,10 @@ class ObservedWorld:
         device.forget_unreadable(state, c)
         self.state = state
         self._measure(state)
+        wrong = _kept(state)
+        if wrong:
+            self._ended(*wrong)
+            return
         broken = int(masks.check_state(state, c, self._workspace))
         for identity, holds in _SEEN_IN_STEPS.items():
             if holds(before, state, c, e, code % engine.KINDS) == BROKEN:
@@ -287,6 +309,9 @@ class ObservedWorld:
         e.num_victims = len(victims)
         for k, r in enumerate(victims):
             e.victims[k] = r + 1
+        e.victim_misranked = int(self._spared(before, state, victims))
+        # Whose blocks cannot be returned at once are freed later.
+        e.victim_in_vain = int(bool(victims) and state.num_deferred > before.num_deferred)
         for r, start, tokens, is_async, blocks in result["loads"]:
             self._load(state, r, start, tokens, is_async, blocks)
         evicted = (before.block_hash != 0) & (state.block_hash != before.block_hash)
@@ -312,6 +337,7 @@ class ObservedWorld:
             state.step_load_tokens[d, r] = e.sync_load[r]
             table = result["tables"][r][: state.step_table.shape[2]]
             state.step_table[d, r, : len(table)] = table
+        self._hits(before, state)
         spent = int(sum(tokens for _, tokens in result["scheduled"]))
         e.token_budget = scope.token_budget - spent
         e.input_budget = scope.max_num_batched_tokens - spent - scope.draft_slots * e.num_scheduled
@@ -319,6 +345,46 @@ class ObservedWorld:
             e.num_scheduled > 0 or bool(scheduler.has_requests(state, c))
         )
         state.phase = int(Phase.TOP if goes_round else Phase.OUTPUT)
+
+    def _spared(self, before: Record, state: Record, victims: list[int]) -> bool:
+        """Whether somebody goes on running whom the policy ranks behind a victim."""
+        c = self.compiled.c
+        running = (before.running[: before.num_running] - 1).tolist()
+        rank = {
+            r: (c.priority[r], c.arrival[r]) if c.priority_policy else (place,)
+            for place, r in enumerate(running)
+        }
+        spared = [rank[r] for r in running if state.status[r] == Status.RUNNING]
+        return any(rank[v] < last for v in victims if v in rank for last in spared)
+
+    def _hits(self, before: Record, state: Record) -> None:
+        """What those who came in have adopted, and what of their prefixes was published.
+
+        A block that was published before and after the step was published all the while; what
+        came or went in the step may have been there for an admission, or not.
+        """
+        c, e = self.compiled.c, self._report
+        stayed = before.block_hash[before.block_hash == state.block_hash]
+        ever = np.union1d(before.block_hash, state.block_hash)
+        for r in np.flatnonzero((e.scheduled > 0) | (e.new_load > 0)).tolist():
+            looked_up = before.status[r] in (Status.WAITING, Status.PREEMPTED)
+            if not looked_up or before.num_computed[r] or before.num_blocks[r]:
+                continue
+            if e.new_load[r]:
+                local = state.load_start[r]
+            else:
+                local = e.sync_load_start[r] if e.sync_load[r] else e.start[r]
+            e.adopted[r] = local // c.block_size
+            least, most = self._published(r, stayed), self._published(r, ever)
+            e.adoptable[r] = min(max(e.adopted[r], least), most)
+
+    def _published(self, r: int, hashes: NDArray[np.int32]) -> int:
+        """Blocks that a request could adopt if these hashes were published."""
+        c, size = self.compiled.c, self.compiled.scope.block_size
+        ends = range(size, int(self.state.num_tokens[r]), size) if c.prefix_caching else ()
+        found = [int(c.prefix[r, end]) in hashes for end in ends]
+        run = found.index(False) if False in found else len(found)
+        return run - 1 if run and c.drop_last_hit else run
 
     def _load(
         self, state: Record, r: int, start: int, tokens: int, is_async: bool, blocks: list[int]

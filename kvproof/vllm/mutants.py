@@ -1,9 +1,10 @@
 """Mutants of vLLM: its scheduler's functions with one small change each, made in this process.
 
 `python -m kvproof.vllm.mutants FD` is the driver with more operations: `mutants` lists them,
-`mutant` puts one in (or none, for None), `reach` answers with the lines of vLLM's files that have
-run since it was last asked. A mutant is named by its function, the number of a node in the
-function's tree and the number of a change of that node; its text is never shown.
+`mutant` puts one in (or none, for None), `statements` lists those of each function by their
+lines, `reach` answers with the lines of vLLM's files that have run since it was last asked. A
+mutant is named by its function, the number of a node in the function's tree and the number of a
+change of that node; its text is never shown.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kvproof.vllm.edits import (
     rewritten,
     source_of,
 )
-from kvproof.vllm.mutations import changes, mutate
+from kvproof.vllm.mutations import changes, mutate, statement_lines
 
 MODULES = (
     "vllm.v1.core.sched.scheduler",
@@ -100,6 +101,24 @@ def listed() -> list[list[Any]]:
     return out
 
 
+def statements() -> list[list[Any]]:
+    """Each function: its name, its file, and the first and last line of each of its statements.
+
+    Lines of a compound statement are those of its head; what leaves nothing to run is left out.
+    """
+    out = []
+    for name in functions():
+        function = function_named(name)
+        try:
+            tree, _ = source_of(function)
+        except EditError:
+            continue
+        spans = [list(lines) for lines in statement_lines(tree)]
+        if spans:
+            out.append([name, _short(function.__code__.co_filename), spans])
+    return out
+
+
 class Mutants:
     """The driver's operations, on vLLM with a mutant in it."""
 
@@ -117,6 +136,8 @@ class Mutants:
         name, *arguments = operation
         if name == "mutants":
             return listed()
+        if name == "statements":
+            return statements()
         if name == "mutant":
             return self._put_in(*arguments)
         if name == "reach":

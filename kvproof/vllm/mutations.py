@@ -55,6 +55,30 @@ def _excluded(tree: FunctionNode) -> set[int]:
     return out
 
 
+def statement_lines(tree: FunctionNode) -> list[tuple[int, int]]:
+    """First and last line of each statement that leaves something to run, nested ones included.
+
+    Of a compound statement they are those of its head.
+    """
+    out = []
+    for node in ast.walk(tree):
+        if node is tree or not isinstance(node, ast.stmt) or _leaves_nothing(node):
+            continue
+        last = node.end_lineno or node.lineno
+        inner = [block[0].lineno for block in _blocks(node) if block]
+        out.append((node.lineno, max(node.lineno, min([last, *(line - 1 for line in inner)]))))
+    return sorted(out)
+
+
+def _leaves_nothing(node: ast.stmt) -> bool:
+    """Whether no line of its own runs: a docstring, a declaration, a try."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.AnnAssign):
+        return node.value is None
+    return isinstance(node, (ast.Try, ast.Global, ast.Nonlocal))
+
+
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
     for field in ("body", "orelse", "finalbody"):
         block = getattr(node, field, None)
