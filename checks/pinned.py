@@ -18,12 +18,12 @@ PINNED = {
     "drafts": (1_340, 3_476),
     "draft-model": (359, 772),
     "async-drafts": (904, 1_851),
-    "consumer": (18_666, 50_582),
+    "consumer": (19_889, 55_482),
     "sync-loads": (2_799, 4_775),
     "two-loads": (1_613, 4_578),
-    "producer": (9_159, 19_917),
-    "failing-loads": (1_345, 3_419),
-    "fatal-loads": (1_871, 5_498),
+    "producer": (8_455, 17_355),
+    "failing-loads": (1_449, 3_745),
+    "fatal-loads": (1_849, 5_284),
 }
 
 # The same without renaming blocks: what the reduction saves.
@@ -44,10 +44,10 @@ WITHOUT_RENAMING = {
     "drafts": (2_634, 6_247),
     "draft-model": (560, 1_133),
     "async-drafts": (1_136, 2_192),
-    "consumer": (54_836, 133_238),
+    "consumer": (53_187, 132_868),
     "sync-loads": (4_420, 6_978),
     "two-loads": (2_373, 6_179),
-    "producer": (17_483, 35_847),
-    "failing-loads": (3_374, 7_530),
-    "fatal-loads": (2_572, 7_213),
+    "producer": (16_192, 31_427),
+    "failing-loads": (3_371, 7_735),
+    "fatal-loads": (2_473, 6_737),
 }

@@ -49,6 +49,7 @@ def update_state_after_alloc(s, c, e, r, num_local_tokens, num_external_tokens, 
         s.load[r] = Load.PENDING
         s.load_start[r] = num_local_tokens
         s.load_tokens[r] = num_external_tokens
+        s.load_wait[r] = s.num_steps
         for i in range(c.table_len):
             s.transfer_table[r, i] = s.block_table[r, i]
     else:
@@ -63,9 +64,30 @@ def forget_transfer(s, c, r):
     s.load[r] = Load.NONE
     s.load_start[r] = 0
     s.load_tokens[r] = 0
+    s.load_wait[r] = 0
     s.sending[r] = 0
+    s.sending_wait[r] = 0
     for i in range(c.table_len):
         s.transfer_table[r, i] = 0
+
+
+@kernel
+def is_load_reported(s, r):
+    """Whether the oldest step reports the request's load: it is over, and no later step began it.
+
+    A worker starts a load with the step that carries it and answers its steps in their order.
+    """
+    return s.load[r] >= Load.LANDED and s.load_wait[r] == 0
+
+
+@kernel
+def step_returned(s, c):
+    """The oldest step was taken in: the others come closer to what they may report."""
+    for r in range(c.num_requests):
+        if s.load_wait[r] > 0:
+            s.load_wait[r] -= 1
+        if s.sending_wait[r] > 0:
+            s.sending_wait[r] -= 1
 
 
 @kernel
@@ -206,7 +228,10 @@ def handle_blocked_waiting_request(s, c, e, r):
 
 @kernel
 def request_finished(s, c, r):
-    """Whether the connector keeps the finished request's blocks until they are sent."""
+    """Whether the connector keeps the finished request's blocks until they are sent.
+
+    Workers hear of the end with the next step, behind those in flight.
+    """
     if not c.connector or not c.delay_free[r]:
         return False
     if s.status[r] != Status.FINISHED_STOPPED and s.status[r] != Status.FINISHED_LENGTH_CAPPED:
@@ -214,6 +239,7 @@ def request_finished(s, c, r):
     if s.num_blocks[r] == 0 or s.num_computed[r] == 0:
         return False
     s.sending[r] = 1
+    s.sending_wait[r] = s.num_steps
     for i in range(c.table_len):
         s.transfer_table[r, i] = s.block_table[r, i]
     return True
@@ -312,7 +338,7 @@ def handle_invalid_blocks(s, c, e, d):
 def update_from_kv_xfer_finished(s, c, e):
     """Take in the transfers that the worker reports (Scheduler, same name)."""
     for r in range(c.num_requests):
-        if s.load[r] < Load.LANDED:
+        if not is_load_reported(s, r):
             continue
         if s.status[r] == Status.ABSENT or s.status[r] == Status.GONE:
             block_pool.fail(s, Assertion.LOAD_OF_UNKNOWN_REQUEST)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from kvproof.model import block_pool, device, scheduler
+from kvproof.model import block_pool, connector, device, scheduler
 from kvproof.model.rules import Rule
 from kvproof.model.state import Load, Pause, Phase, Status
 from kvproof.native.jit import kernel
@@ -204,7 +204,7 @@ def _enabled(s, c, out, every_answer):
                 for i in range(first, last + 1):
                     out[n] = encode(Kind.TRANSFER_LANDS, r + (1 + i) * c.num_requests)
                     n += 1
-        if s.sending[r] == 1:
+        if s.sending[r] == 1 and s.sending_wait[r] == 0:
             out[n] = encode(Kind.SENT, r)
             n += 1
     if top:
@@ -249,6 +249,7 @@ def _output(s, c, e, choice):
             elif s.status[r] == Status.RUNNING:
                 s.drafting[r] = 1
     device.pop_step(s, c)
+    connector.step_returned(s, c)
     s.phase = Phase.DRAFTS if drafts_follow else Phase.TOP
 
 

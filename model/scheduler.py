@@ -646,7 +646,7 @@ def update_from_output(s, c, e):
         connector.step_processed(s, c, e)
     any_invalid = False
     for r in range(c.num_requests):
-        if s.load[r] >= Load.FAILED:
+        if s.load[r] >= Load.FAILED and connector.is_load_reported(s, r):
             any_invalid = True
             e.invalid[s.transfer_table[r, s.load[r] - Load.FAILED]] = 1
         if e.load_fails[r]:

@@ -479,32 +479,6 @@ FINDINGS = (
         mend="Compare the scheduled budget with the model length at start-up too.",
     ),
     Finding(
-        id="failed-load-missed-after-a-reset",
-        title="A failed load is not noticed while a step from before a reset is in flight",
-        scope=Scope(
-            name="failed-load-missed-after-a-reset",
-            kv_role="kv_consumer",
-            async_scheduling=True,
-            may_fail_loads=True,
-            may_reset_running=True,
-            requests=(_R(prompt=(1, 1), max_tokens=1, external=_E(1)),),
-            num_blocks=4,
-            max_num_batched_tokens=2,
-            max_model_len=3,
-        ),
-        broken=Id.ReadsCorrect,
-        past=(Id.PublishedSound, Id.ResetSound),
-        where=f"{_SCHEDULER}: _update_requests_with_invalid_blocks",
-        account="Invalid blocks are looked for below the computed tokens less those of the step "
-        "whose output is taken in. After a reset that step may be from before the preemption, "
-        "while the computed tokens are those of the new load: the subtraction takes the invalid "
-        "block out of the range, the load counts as whole, and the request computes from garbage "
-        "and publishes it.",
-        reachable="By any user of an asynchronous connector who resets running requests with a "
-        "step in flight, if a load fails right after.",
-        mend="Subtract nothing for requests that wait for a remote load.",
-    ),
-    Finding(
         id="producer-loads-without-fence",
         title="A connector in the producer role that loads has no fence",
         scope=Scope(

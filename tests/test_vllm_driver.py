@@ -123,6 +123,7 @@ class Walk:
         self.arrived: set[int] = set()
         self.steps: list[dict[str, Any]] = []
         self.loading: dict[int, list[int]] = {}
+        self.told_ended: set[int] = set()
         self.drafts_due = False
         self.observation: dict[str, Any] = {name: [] for name in protocol.OBSERVATION}
 
@@ -150,6 +151,8 @@ class Walk:
 
     def _output(self) -> list[Any]:
         step = self.steps[0]
+        self.loading.update({r: ids for r, _, _, is_async, ids in step["loads"] if is_async})
+        self.told_ended.update(step["finished"])
         tokens = {}
         for r, samples in step["samples"].items():
             if samples:
@@ -162,7 +165,7 @@ class Walk:
         ended = [
             q[0]
             for q in self.observation["requests"]
-            if q[1].startswith("FINISHED") and q[0] not in self.loading
+            if q[0] in self.told_ended and q[0] not in self.loading
         ]
         sent = [r for r in ended if self.random.random() < 0.5]
         return ["output", tokens, done, sent, invalid]
@@ -182,7 +185,6 @@ class Walk:
             self.arrived.add(operation[1])
         elif operation[0] == "schedule":
             self.steps.append(result)
-            self.loading.update({r: ids for r, _, _, is_async, ids in result["loads"] if is_async})
         elif operation[0] == "output":
             self.steps.pop(0)
             for r in operation[2]:
@@ -571,6 +573,28 @@ def test_an_output_that_its_step_cannot_have_is_answered_and_ends_the_run(client
     said = "output for [1]: the step samples for [0] only"
     assert unfit == [["error", "Unfit", said, "driver.py:output"], None]
     assert skipped == [["skipped"], None]
+
+
+def test_a_report_that_no_worker_can_make_is_refused_by_name(client: Client) -> None:
+    requests = [request([1, 2, 1], 1, delay_free=True), request([2, 1, 2], external=external(2))]
+    values = scope(requests, kv_role="kv_both", async_scheduling=True)
+    before = [["new", values], ["add", 0], ["schedule"], ["add", 1], ["schedule"]]
+    ended = [*before, output({0: [1]})]
+    told = [*ended, ["schedule"], output({}, recved=[1])]
+    runs = {
+        "loads-reported-from-their-step-on: ": [*before, output({0: [1]}, recved=[1])],
+        "failed-blocks-by-the-completion: ": [*before, output({0: [1]}, invalid=[3])],
+        "sendings-reported-once-the-end-is-told: ": [*ended, ["schedule"], output({}, sent=[0])],
+    }
+    for promise, operations in runs.items():
+        result, seen = client.run(operations)[-1]
+        assert result[:2] == ["error", "Unfit"]
+        assert result[2].startswith(promise)
+        assert seen is None
+    *_, received = run(client, values, *told[1:])
+    assert received["recved"] == [1]
+    *_, sent = run(client, values, *told[1:], output({}, sent=[0]))
+    assert [q[0] for q in sent["requests"]] == [1]
 
 
 def test_batches_overlap(client: Client) -> None:

@@ -397,6 +397,7 @@ class ObservedWorld:
         e.new_load[r] = 1
         state.load[r] = int(Load.PENDING)
         state.load_start[r], state.load_tokens[r] = start, tokens
+        state.load_wait[r] = state.num_steps
         state.transfer_table[r, : len(blocks)] = blocks
 
     def _taken_in(self, before: Record, state: Record, result: dict[int, list[Any]]) -> None:
@@ -411,11 +412,12 @@ class ObservedWorld:
             if tokens and not self._is_next(before, r, tokens):
                 state.wrong_output = r + 1
         for r in range(len(scope.requests)):
-            if before.load[r] >= Load.LANDED or before.sending[r] == 2:
+            if connector.is_load_reported(before, r) or before.sending[r] == 2:
                 connector.forget_transfer(state, c, r)
             by_itself = state.status[r] in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
             if by_itself and not before.sending[r] and scope.requests[r].delay_free:
                 state.sending[r] = 1
+                state.sending_wait[r] = state.num_steps
                 state.transfer_table[r] = state.block_table[r]
         drafts_follow = (
             scope.num_speculative_tokens > 0
@@ -427,6 +429,7 @@ class ObservedWorld:
                 if state.status[r] == Status.RUNNING and before.step_samples[0, r]:
                     state.drafting[r] = int(not state.prefill_chunk[r])
         device.pop_step(state, c)
+        connector.step_returned(state, c)
         state.phase = int(Phase.DRAFTS if drafts_follow else Phase.TOP)
 
     def _is_next(self, before: Record, r: int, tokens: list[int]) -> bool:

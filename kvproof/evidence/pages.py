@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kvproof.checker.check import check
+from kvproof.evidence.contract_page import contract_page
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.finding_pages import findings_page
 from kvproof.evidence.hang_pages import progress_page
@@ -101,7 +102,13 @@ def inventory_document() -> str:
     return _GENERATED + "\n" + inventory_page()
 
 
+def environment_document() -> str:
+    """docs/environment.md, with the note that it is generated."""
+    return _GENERATED + "\n" + contract_page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "environment.md": environment_document,
     "findings.md": findings_document,
     "inventory.md": inventory_document,
     "invariants.md": invariants_page,

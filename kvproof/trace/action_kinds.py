@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvproof.model import engine
+from kvproof.model import connector, engine
 from kvproof.model.compiled import Compiled
 from kvproof.model.engine import Kind
 from kvproof.model.rules import Rule
@@ -162,8 +162,9 @@ def _output_told(compiled: Compiled, before: Record, _action: Action, report: Re
     }
     received = []
     for r, load in enumerate(before.load.tolist()):
-        if load >= Load.LANDED:
-            received.append(r)
+        if not connector.is_load_reported(before, r):
+            continue
+        received.append(r)
         if load >= Load.FAILED:
             invalid.add(int(before.transfer_table[r, load - Load.FAILED]))
     sent = [r for r, sending in enumerate(before.sending.tolist()) if sending == 2]

@@ -23,6 +23,7 @@ from kvproof.shown import Shown
 from kvproof.spec import masks
 from kvproof.trace.action_kinds import ACTION_KINDS
 from kvproof.trace.actions import Action
+from kvproof.trace.breach import broken_promise, held_back
 from kvproof.trace.codes import code_of, enabled_calls, name_action
 from kvproof.trace.files import keep_existing, write_bytes
 
@@ -115,8 +116,11 @@ def find_code(compiled: Compiled, state: Record, action: Action, number: int) ->
     more = f" and {len(enabled) - 12} more" if len(enabled) > 12 else ""
     if any(ACTION_KINDS[named.kind].answers is not None for named in enabled):
         more += " (with any answers that the device can give)"
+    promise = broken_promise(compiled, state, action)
+    breach = "" if promise is None else f"; it breaks the promise {promise}"
     raise TraceError(
-        f"action {number} ({action}) is not enabled; enabled there: {listed or 'nothing'}{more}"
+        f"action {number} ({action}) is not enabled; "
+        f"enabled there: {listed or 'nothing'}{more}{breach}"
     )
 
 
@@ -150,6 +154,7 @@ def passed_over(trace: Trace) -> frozenset[masks.Id]:
     named = set(trace.broken)
     earlier: set[str] = set()
     last: tuple[str, ...] = ()
+    held = ""
     for moment in replay(trace):
         if named.intersection(last):
             raise TraceError(
@@ -157,11 +162,17 @@ def passed_over(trace: Trace) -> frozenset[masks.Id]:
             )
         earlier.update(last)
         last = moment.broken
+        if moment.action.kind == engine.Kind.OUTPUT and not held:
+            held = "".join(
+                f"; at action {moment.number} the load of R{r} is over, and the promise "
+                "loads-reported-from-their-step-on holds its report back"
+                for r in held_back(moment.before)
+            )
     missing = named.difference(last)
     if missing:
         raise TraceError(
             f"broken = {', '.join(sorted(missing))}: does not fall at the trace's end; "
-            f"were its actions changed?"
+            f"were its actions changed?{held}"
         )
     return frozenset(masks.Id[name] for name in earlier if named)
 

@@ -41,6 +41,7 @@ from kvproof.vllm.connector import External, ScriptedConnector
 from kvproof.vllm.guards_out import GUARDS, taken_out
 from kvproof.vllm.inventory import ALWAYS_DEFAULT
 from kvproof.vllm.leaks import Leaks
+from kvproof.vllm.transfers import Transfers
 
 _VLLM_FILES = os.path.dirname(vllm.__file__) + os.sep
 
@@ -81,7 +82,7 @@ def prefix_of(block_hash: bytes) -> list[str | int]:
 
 
 class Unfit(Exception):
-    """An answer of the device that the oldest step cannot have."""
+    """An answer that the oldest step cannot have: of the device, or about transfers."""
 
 
 class _NoStructuredOutput:
@@ -136,6 +137,7 @@ class _Snapshot(NamedTuple):
     partial_hits: dict[str, Any]
     connector: Any
     agreement: agreement.Saved
+    transfers: Transfers
     steps: tuple[_Step, ...]
 
 
@@ -215,6 +217,7 @@ class Engine:
             }
             connector.delay_free = frozenset(name for name, spec in named if spec["delay_free"])
         self._agreement = Agreement(self.scheduler, self._manager.req_to_blocks, self._numbers)
+        self._transfers = Transfers()
         self._leaks = Leaks(self.scheduler)
 
     def request(self, r: int) -> Request:
@@ -322,21 +325,27 @@ class Engine:
             raise Unfit(
                 f"output for {sorted(tokens)}: the step samples for {sorted(step.sampling)} only"
             )
+        loaded, delivered = ([self._names[r] for r in of] for of in (recved, sent))
+        told = self._transfers.told(step.output)
+        breach = told.broken_by(loaded, delivered, invalid)
+        if breach is not None:
+            raise Unfit(breach)
+        self._transfers = told.reported(loaded, delivered)
         answer = self.runner_output(step.output, tokens, recved, sent, invalid)
         self._agreement.answered(
             {self._names[r]: sampled.copy() for r, sampled in tokens.items()},
             invalid,
         )
         outputs = self.scheduler.update_from_output(step.output, answer)
-        told = {
+        results = {
             self._numbers[one.request_id]: _told(one)
             for of_client in outputs.values()
             for one in of_client.outputs
         }
         odd = [_odd(of_client) for of_client in outputs.values()]
         if any(odd):
-            told[NOBODY] = odd
-        return told
+            results[NOBODY] = odd
+        return results
 
     def runner_output(
         self,
@@ -529,6 +538,7 @@ class Engine:
             partial_hits=manager._partial_hit_reqs.copy(),
             connector=None if s.connector is None else s.connector.save(),
             agreement=self._agreement.save(),
+            transfers=self._transfers,
             steps=tuple(self._steps),
         )
 
@@ -569,6 +579,7 @@ class Engine:
         if s.connector is not None:
             s.connector.restore(saved.connector)
         self._agreement.restore(saved.agreement)
+        self._transfers = saved.transfers
         self._steps = deque(saved.steps)
 
 
