@@ -25,7 +25,7 @@ MOST_EXAMPLES = 3000
 
 
 def sampled_rules() -> tuple[Rule, ...]:
-    """Twenty rules, one of each three neighbours: the registry is in the order of the areas."""
+    """One rule of each three neighbours: the registry is in the order of the areas."""
     rules, chosen = list(Rule), random.Random(0)
     return tuple(chosen.choice(rules[i : i + 3]) for i in range(0, len(rules), 3))
 
@@ -103,8 +103,8 @@ def page() -> str:
             "A plain walk takes any enabled call; a guided one prefers transitions that it has "
             "seen least in its run. Both draw what the device answers.\n",
             "## Rules off\n",
-            "Twenty rules, one of each three neighbours in the registry, drawn with a fixed seed. "
-            "With the rule off, the examples that the state machines of `checks/test_random.py` "
+            "One rule of each three neighbours in the registry, drawn with a fixed seed. With the "
+            "rule off, the examples that the state machines of `checks/test_random.py` "
             "took until something fell that does not fall with it, in bursts of guided and of "
             "plain walks.\n",
             "| rule off | guided | plain |",

@@ -15,6 +15,15 @@ from kvproof.model.state import REPORT, SCOPE, STATE, Branch
 from kvproof.native.record import Layout, Record, Words
 
 _EXTERNAL = "external_"
+OF_WHAT_IS_SENT = (
+    Rule.replace_resumed_table,
+    Rule.send_resumed_as_new,
+    Rule.send_table_growth,
+    Rule.send_adopted_blocks,
+    Rule.tell_finished_requests,
+    Rule.tell_preempted_requests,
+)
+"""Rules of what the workers are sent: without one their tables are followed."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +101,15 @@ def compile_scope(scope: Scope) -> Compiled:
     table_room = table_len
     if Rule.cap_slots_at_model_length in off:
         table_room += scope.num_speculative_tokens + scope.num_lookahead_tokens
+    # Room for one table behind another: what a worker appends instead of replacing.
+    worker_room = 0 if off.isdisjoint(OF_WHAT_IS_SENT) else 2 * table_room
     num_requests = len(scope.requests)
     sizes = {
         "R": num_requests,
         "B": scope.num_blocks,
         "N": table_room,
+        "V": num_requests if worker_room else 0,
+        "W": worker_room,
         "S": scope.block_size,
         "D": scope.depth,
         "Q": num_requests * (scope.depth + 1) if scope.defer_block_free else 1,
@@ -107,7 +120,7 @@ def compile_scope(scope: Scope) -> Compiled:
         "C": len(Branch),
     }
     c = SCOPE.layout(sizes).new()
-    for name, value in _numbers(scope, table_len, table_room, sizes["Q"]).items():
+    for name, value in _numbers(scope, table_len, sizes).items():
         setattr(c, name, int(value))
     for r, request in enumerate(scope.requests):
         for name, value in _request_numbers(scope, r, request).items():
@@ -132,15 +145,14 @@ def compile_scope(scope: Scope) -> Compiled:
     )
 
 
-def _numbers(
-    scope: Scope, table_len: int, table_room: int, max_deferred: int
-) -> dict[str, int | bool]:
+def _numbers(scope: Scope, table_len: int, sizes: dict[str, int]) -> dict[str, int | bool]:
     """The single numbers: those of the scope's own name, and what follows from several."""
     return _same_named(scope, dims=()) | {
         "num_requests": len(scope.requests),
         "table_len": table_len,
-        "table_room": table_room,
-        "max_deferred": max_deferred,
+        "table_room": sizes["N"],
+        "worker_room": sizes["W"],
+        "max_deferred": sizes["Q"],
         "input_budget": scope.max_num_batched_tokens,
         "priority_policy": scope.policy == "priority",
         "watermark_blocks": int(scope.watermark * scope.num_blocks),

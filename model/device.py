@@ -10,6 +10,7 @@ shows nothing more: a transfer can land before or after it either way.
 
 from __future__ import annotations
 
+from kvproof.model import worker
 from kvproof.model.state import Load
 from kvproof.native.jit import kernel
 
@@ -164,7 +165,7 @@ def pop_step(s, c):
 
 @kernel
 def _is_referenced(s, c, b):
-    """Whether an in-flight step or a transfer may still touch block b."""
+    """Whether an in-flight step, a transfer or a worker's table may still touch block b."""
     for d in range(s.num_steps):
         for k in range(s.step_len[d]):
             r = s.step_order[d, k] - 1
@@ -176,7 +177,7 @@ def _is_referenced(s, c, b):
             for i in range(c.table_len):
                 if s.transfer_table[r, i] == b:
                     return True
-    return False
+    return c.worker_room != 0 and worker.may_touch(s, c, b)
 
 
 @kernel

@@ -142,6 +142,7 @@ def allocate_slots(
             s.num_published[r] = num_hits
     if num_external > 0:
         _grow(s, c, e, r, cdiv(num_local + num_external, c.block_size))
+    e.first_new[r] = s.num_blocks[r]
     _grow(s, c, e, r, whole_blocks)
     if delay_publishing and c.rules[Rule.publish_loads_when_done]:
         return True

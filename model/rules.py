@@ -71,3 +71,9 @@ class Rule(IntEnum):
     stay_awake_for_delayed_frees = 57
     drop_hit_before_drafting_head = 58
     count_loaded_tokens_exactly = 59
+    replace_resumed_table = 60
+    send_resumed_as_new = 61
+    send_table_growth = 62
+    send_adopted_blocks = 63
+    tell_finished_requests = 64
+    tell_preempted_requests = 65

@@ -5,7 +5,7 @@ Stands for vllm/v1/core/sched/scheduler.py, for text requests with one full-atte
 
 from __future__ import annotations
 
-from kvproof.model import async_scheduler, block_pool, connector, kv_cache, queues
+from kvproof.model import async_scheduler, block_pool, connector, kv_cache, queues, worker
 from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.state import Assertion, Branch, Load, Pause, Status
@@ -525,6 +525,8 @@ def schedule(s, c, e):
 @kernel
 def _push_step(s, c, e):
     """Put the step in flight, with what its device run needs."""
+    if c.worker_room:
+        worker.take(s, c, e)
     d = s.num_steps
     s.num_steps = d + 1
     s.step_len[d] = e.num_scheduled
@@ -538,8 +540,12 @@ def _push_step(s, c, e):
         s.step_known[d, r] = s.num_tokens[r]
         s.step_load_start[d, r] = e.sync_load_start[r]
         s.step_load_tokens[d, r] = e.sync_load[r]
-        for i in range(min(s.num_blocks[r], c.table_len)):
-            s.step_table[d, r, i] = s.block_table[r, i]
+        if c.worker_room:
+            for i in range(min(s.worker_len[r] - 1, c.table_len)):
+                s.step_table[d, r, i] = s.worker_table[r, i]
+        else:
+            for i in range(min(s.num_blocks[r], c.table_len)):
+                s.step_table[d, r, i] = s.block_table[r, i]
 
 
 @kernel

@@ -219,6 +219,8 @@ STATE = Schema(
         _field("step_load_start", "D R", "0..L", "position of a synchronous load's first token"),
         _field("step_load_tokens", "D R", "0..L", "tokens of a synchronous load"),
         _field("step_table", "D R N", "0..B-1", "block table that the step was given"),
+        _field("worker_len", "V", "0..W+1", "1 + blocks in the workers' table, 0 unknown to them"),
+        _field("worker_table", "V W", "0..B-1", "block table that the workers have"),
         _field("kv", "B S", "0..P-1", "prefix code of the KV in each slot, 0 garbage"),
     ),
 )
@@ -232,6 +234,9 @@ SCOPE = Schema(
         _field("block_size", "", "1..S", "slots of a block: S"),
         _field("table_len", "", "1..N", "blocks of max_model_len tokens"),
         _field("table_room", "", "1..N", "blocks: table_len and what a table grows by uncapped"),
+        _field(
+            "worker_room", "", "0..W", "blocks that a worker's table is followed to, 0: it is not"
+        ),
         _field("depth", "", "1..D", "steps that may be in flight: D"),
         _field("max_deferred", "", "1..Q", "deferred frees that can be pending: Q"),
         _field("max_num_seqs", "", "1..", "requests that may run at once"),
@@ -287,6 +292,7 @@ REPORT = Schema(
     (
         _field("num_hits", "", "0..N", "blocks of the last prefix lookup"),
         _field("hits", "N", "0..B-1", "its blocks", lasts=True),
+        _field("first_new", "R", "0..N", "blocks it held before any for its new tokens"),
         _field("num_scheduled", "", "0..R", "requests scheduled"),
         _field("order", "R", "0..R", "scheduled requests in order"),
         _field("scheduled", "R", "0..token_budget", "tokens scheduled"),

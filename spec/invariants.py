@@ -347,4 +347,22 @@ INVARIANTS = (
         why="An admission that fits by its first chunk only is preempted later, again and again.",
         ensured=f"{_MANAGER}: allocate_slots, full_sequence_must_fit",
     ),
+    Invariant(
+        name="WorkerAgrees",
+        kind="step",
+        statement=(
+            "Each scheduled request's step is given its own block table, up to the last position "
+            "that it computes, and the workers keep nobody who has ended or, on V2, does not run."
+        ),
+        why=(
+            "The workers know only what the steps send them: a block that is missing, stale or out "
+            "of place is silent garbage, and who is never forgotten keeps a row."
+        ),
+        ensured=(
+            f"{_SCHEDULER}: schedule, _make_cached_request_data; "
+            "vllm/v1/worker/gpu_model_runner.py: _update_states; "
+            "vllm/v1/worker/gpu/model_runner.py: finish_requests, add_requests, update_requests"
+        ),
+        observed=True,
+    ),
 )

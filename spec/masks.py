@@ -43,6 +43,7 @@ class Id(IntEnum):
     NoStall = 22
     HandOver = 23
     AdmissionFits = 24
+    WorkerAgrees = 25
 
 
 def new_workspace(sizes: Mapping[str, int]) -> Record:
@@ -99,4 +100,5 @@ def check_step(before, s, c, e, w, action):
     broken |= _note(w, Id.NoStall, step_invariants.no_stall(before, s, c, e, kind))
     broken |= _note(w, Id.HandOver, step_invariants.hand_over(before, s, c, e, kind))
     broken |= _note(w, Id.AdmissionFits, step_invariants.admission_fits(before, s, c, e, kind))
+    broken |= _note(w, Id.WorkerAgrees, step_invariants.worker_agrees(before, s, c, e, kind))
     return broken

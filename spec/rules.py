@@ -20,6 +20,17 @@ _MANAGER = "vllm/v1/core/kv_cache_manager.py"
 _TYPE = "vllm/v1/core/single_type_kv_cache_manager.py"
 
 
+_RESUMES_ON_V2 = Scope(
+    name="resumes-on-v2",
+    v2_model_runner=True,
+    requests=(_R(prompt=(1,), max_tokens=3), _R(prompt=(2,), max_tokens=3)),
+    num_blocks=4,
+    block_size=1,
+    max_num_batched_tokens=2,
+    max_model_len=3,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuleInfo:
     """One rule: what it requires, where vLLM has it, and what goes wrong without it.
@@ -856,6 +867,86 @@ RULES = (
             "R0's load ends inside a block, after one token of two. "
             "The whole block is counted, so the second token is never computed, and the block is "
             "published with a slot that nobody has written."
+        ),
+    ),
+    RuleInfo(
+        name="replace_resumed_table",
+        requires="V1: what is sent of a resumed request replaces the table that the workers have.",
+        where=f"{_SCHEDULER}: _make_cached_request_data, resumed_req_ids",
+        breaks=("WorkerAgrees", "ReadsCorrect"),
+        past=("PublishedSound", "WorkerAgrees"),
+        account=(
+            "R0 is preempted by a reset and starts anew. What is sent of its table is appended to "
+            "the old one, so its worker has the block twice, and the block that the table grows "
+            "by comes third. The next step writes its token into the first block, over the KV "
+            "that it reads."
+        ),
+    ),
+    RuleInfo(
+        name="send_resumed_as_new",
+        requires="V2: a resumed request is sent as a new one, since its workers have forgotten it.",
+        where=f"{_SCHEDULER}: schedule, scheduled_resumed_reqs",
+        breaks=("WorkerAgrees", "ReadsCorrect"),
+        past=("PublishedSound", "WorkerAgrees"),
+        seed=_RESUMES_ON_V2,
+        account=(
+            "R1 is preempted, and its worker is told so and forgets it. When it is resumed it is "
+            "sent as one that the worker knows: there is no table to append to, the step has "
+            "none, and the token that it samples follows nothing."
+        ),
+    ),
+    RuleInfo(
+        name="send_table_growth",
+        requires="A running request is sent the blocks that its table grew by.",
+        where=f"{_SCHEDULER}: schedule, req_to_new_blocks",
+        breaks=("WorkerAgrees", "ReadsCorrect"),
+        past=("PublishedSound", "WorkerAgrees"),
+        account=(
+            "R0's table grows by a block for each token, and its worker is never sent one: the "
+            "second token is written nowhere, and the third one is sampled without it."
+        ),
+    ),
+    RuleInfo(
+        name="send_adopted_blocks",
+        requires="An admitted request is sent its whole table, adopted blocks included.",
+        where=f"{_SCHEDULER}: schedule, get_blocks in the waiting part",
+        breaks=("WorkerAgrees", "ReadsCorrect"),
+        past=("PublishedSound", "WorkerAgrees"),
+        seed=Scope(
+            name="adopted-prefix",
+            requests=(_R(prompt=(1, 1), max_tokens=1), _R(prompt=(1, 1), max_tokens=1)),
+            num_blocks=4,
+            block_size=1,
+            max_num_batched_tokens=2,
+            max_model_len=3,
+        ),
+        account=(
+            "R1 adopts the block of R0's prompt, and its worker is sent only the one that was "
+            "allocated behind it. That one stands first in the worker's table: R1's second token "
+            "is written nowhere, and its first one is looked for in a block that nobody has "
+            "written."
+        ),
+    ),
+    RuleInfo(
+        name="tell_finished_requests",
+        requires="The workers are told of each request that has ended, with the next step.",
+        where=f"{_SCHEDULER}: schedule, finished_req_ids",
+        breaks=("WorkerAgrees",),
+        account=(
+            "R0 is finished and its worker is not told: it keeps the request, its tokens and its "
+            "table for ever. Nobody reads them, since no id comes again."
+        ),
+    ),
+    RuleInfo(
+        name="tell_preempted_requests",
+        requires="The workers are told of each request that was preempted, with the next step.",
+        where=f"{_SCHEDULER}: schedule, reset_preempted_req_ids",
+        breaks=("WorkerAgrees",),
+        seed=_RESUMES_ON_V2,
+        account=(
+            "R1 is preempted and its worker is not told. It keeps a row for a request that does "
+            "not run, beside those that do, and has only as many as may run at once. Nobody reads "
+            "the table that it keeps: a resumed request is sent whole."
         ),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvproof.model import engine, scheduler
 from kvproof.model.block_pool import find_free
+from kvproof.model.kv_cache import cdiv
 from kvproof.model.queues import find
 from kvproof.model.state import Load, Pause, Phase, Status
 from kvproof.native.jit import kernel
@@ -254,3 +255,25 @@ def admission_fits(before, s, c, e, kind):
             if not e.fits[r]:
                 return BROKEN
     return HOLDS if tested else VACUOUS
+
+
+@kernel
+def worker_agrees(before, s, c, e, kind):
+    if kind != engine.Kind.SCHEDULE:
+        return VACUOUS
+    d = s.num_steps - 1
+    for k in range(e.num_scheduled):
+        r = e.order[k] - 1
+        end = min(cdiv(e.start[r] + e.scheduled[r], c.block_size), c.table_len)
+        for i in range(end):
+            if s.step_table[d, r, i] != s.block_table[r, i]:
+                return BROKEN
+    if c.worker_room:
+        for r in range(c.num_requests):
+            if s.worker_len[r] == 0:
+                continue
+            if not engine.is_alive(s, r):
+                return BROKEN
+            if c.v2_model_runner and s.status[r] != Status.RUNNING:
+                return BROKEN
+    return HOLDS if e.num_scheduled > 0 else VACUOUS

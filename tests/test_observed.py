@@ -44,6 +44,9 @@ def test_what_is_observed_of_the_model_is_the_models_own_state(seed: int) -> Non
         "hold_blocks_until_sent",
         "respect_token_budget",
         "wait_for_remote_load",
+        "replace_resumed_table",
+        "send_table_growth",
+        "send_adopted_blocks",
     ],
 )
 def test_what_goes_wrong_without_a_rule_is_seen_from_outside(rule: str) -> None:

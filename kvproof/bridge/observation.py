@@ -124,6 +124,14 @@ def _table(s: Record, r: int) -> list[int]:
     return list(s.block_table[r, : int(s.num_blocks[r])].tolist())
 
 
+def _step_tables(s: Record, order: list[int]) -> dict[int, list[int]]:
+    """The block table of each scheduled request that its workers know, as they have it."""
+    if not s.worker_len.size:
+        return {r: _table(s, r) for r in order}
+    known = [r for r in order if s.worker_len[r]]
+    return {r: list(s.worker_table[r, : int(s.worker_len[r]) - 1].tolist()) for r in known}
+
+
 def _known(s: Record) -> list[int]:
     return [r for r, status in enumerate(s.status.tolist()) if status not in _UNKNOWN]
 
@@ -248,8 +256,8 @@ def _step(
 ) -> dict[str, Any]:
     scope = compiled.scope
     order = _queue(report.order, report.num_scheduled)
-    d = after.num_steps - 1
-    tables = {r: _table(after, r) for r in order}
+    d, rules = after.num_steps - 1, compiled.c.rules
+    tables = _step_tables(after, order)
     drafts = {r: int(report.drafts[r]) for r in order}
     start = {r: int(report.start[r]) for r in order}
     end = {r: start[r] + int(report.scheduled[r]) - drafts[r] for r in order}
@@ -263,17 +271,17 @@ def _step(
     running = [r for r in order if not admitted[r]]
     new = [r for r in order if admitted[r] == 1]
     resumed = [r for r in order if admitted[r] == 2]
-    if scope.v2_model_runner:
+    if scope.v2_model_runner and rules[Rule.send_resumed_as_new]:
         new, resumed = new + resumed, []
     tells = scope.pipeline_parallel_size > 1 and not scope.async_scheduling
     sent_cached = []
+    sent = {r: _sent_blocks(compiled, after, report, r) for r in order}
     for r in running + resumed:
-        first = 0 if admitted[r] else int(before.num_blocks[r])
         is_new_to_batch = not scope.v2_model_runner and r not in past.batch
         sent_cached.append(
             [
                 r,
-                tables[r][first:] or None,
+                sent[r] or None,
                 start[r],
                 num_outputs[r],
                 lines[r][start[r] : end[r]] if tells else None,
@@ -281,18 +289,19 @@ def _step(
             ]
         )
     victims = _queue(report.victims, report.num_victims)
+    preempted = sorted({*_flags(before.preempted_note), *victims})
     proposed = {
         r: _ON_DEVICE * n
         if scope.async_scheduling or admitted[r]
         else draft_tokens(compiled, before, r, n)
         for r, n in drafts.items()
-        if n
+        if n and r in tables
     }
     loads = _loads(after, report)
     step = {
         "disagreements": [],
         "scheduled": [[r, int(report.scheduled[r])] for r in order],
-        "start": start,
+        "start": {r: start[r] for r in tables},
         "tokens": {r: lines[r][start[r] : end[r]] for r in order},
         "drafts": proposed,
         "num_outputs": num_outputs,
@@ -303,15 +312,15 @@ def _step(
                 r,
                 list(scope.requests[r].prompt),
                 _all_tokens(compiled, after, r, past) if scope.v2_model_runner else None,
-                tables[r],
+                sent[r],
                 start[r],
             ]
             for r in new
         ],
         "sent_cached": sent_cached,
-        "resumed": sorted(resumed),
-        "preempted": sorted({*_flags(before.preempted_note), *victims}),
-        "finished": _flags(before.finished_note),
+        "resumed": sorted(resumed) if rules[Rule.replace_resumed_table] else [],
+        "preempted": preempted if rules[Rule.tell_preempted_requests] else [],
+        "finished": _flags(before.finished_note) if rules[Rule.tell_finished_requests] else [],
         "loads": loads,
         "has_sync_loads": any(not is_async for _r, _start, _tokens, is_async, _blocks in loads),
         "common": _common_prefix_blocks(after) if scope.prefix_caching else 0,
@@ -319,6 +328,14 @@ def _step(
         "num_drafts_next": scope.num_speculative_tokens,
     }
     return step | dict.fromkeys(WORKERS_OWN, UNSTATED) if scope.rules_off else step
+
+
+def _sent_blocks(compiled: Compiled, after: Record, report: Record, r: int) -> list[int]:
+    """The blocks that a step sends of a request: its whole table, or what that grew by."""
+    rules, table = compiled.c.rules, _table(after, r)
+    if not report.admitted[r]:
+        return table[int(report.first_new[r]) :] if rules[Rule.send_table_growth] else []
+    return table if rules[Rule.send_adopted_blocks] else table[int(report.first_new[r]) :]
 
 
 def _loads(after: Record, report: Record) -> list[list[Any]]:

@@ -82,9 +82,6 @@ _OBSERVED = (
 )
 """Fields with dimensions that an observation has; the others are the ghost device's and ours."""
 
-WORKER_AGREES = "WorkerAgrees"
-"""Each step says to the workers what the scheduler means, and each output to the clients."""
-
 NO_LEAK = "NoLeak"
 """No container keeps a request that is gone."""
 
@@ -153,7 +150,7 @@ def _wrong(action: Action, result: Any, seen: list[Any]) -> tuple[tuple[str, ...
     elif action.kind == Kind.OUTPUT:
         rows = [f"{_of(r)}told {told[-1]}" for r, told in result.items() if r < 0 or told[-1]]
     if rows:
-        return (WORKER_AGREES,), "; ".join(rows)
+        return (Id.WorkerAgrees.name,), "; ".join(rows)
     if leaks:
         return (NO_LEAK,), "; ".join(f"{where} keeps R{r}" for r, where in leaks)
     return None

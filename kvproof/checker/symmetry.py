@@ -62,6 +62,10 @@ def rename_blocks(s, out, c, names):
     for q in range(s.num_deferred):
         for i in range(s.deferred_len[q]):
             out.deferred_blocks[q, i] = names[s.deferred_blocks[q, i]]
+    if c.worker_room:
+        for r in range(c.num_requests):
+            for i in range(s.worker_len[r] - 1):
+                out.worker_table[r, i] = names[s.worker_table[r, i]]
     for d in range(s.num_steps):
         for k in range(s.step_len[d]):
             r = s.step_order[d, k] - 1

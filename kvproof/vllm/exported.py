@@ -228,6 +228,8 @@ class Engine:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         (self.manager,) = self.scheduler.kv_cache_manager.coordinator.single_type_managers
         self.device = Device()
+        # Block tables as the workers have them, by request number.
+        self.workers: dict[int, list[int]] = {}
         self.steps: list[Step] = []
         # Transfers until they are reported; those in `landed` are over on the device's side.
         self.loading: dict[int, tuple[range, list[int]]] = {}
@@ -317,6 +319,7 @@ class Engine:
     def _step(self, output: SchedulerOutput) -> Step:
         """What the device is told, and the loads that the connector is told to start."""
         s = self.scheduler
+        self._tell_workers(output)
         tokens = {int(name): n for name, n in output.num_scheduled_tokens.items()}
         cached = output.scheduled_cached_reqs
         start = {int(new.req_id): new.num_computed_tokens for new in output.scheduled_new_reqs}
@@ -332,7 +335,7 @@ class Engine:
             },
             samples={r for r, request in requests.items() if not request.is_prefill_chunk},
             known={r: request.num_tokens for r, request in requests.items()},
-            tables={r: self.table(r) for r in tokens},
+            tables={r: self.workers.get(r, []) for r in tokens},
             preemptions={r: request.num_preemptions for r, request in requests.items()},
         )
         metadata = output.kv_connector_metadata
@@ -343,6 +346,22 @@ class Engine:
             else:
                 step.loads[int(name)] = loaded
         return step
+
+    def _tell_workers(self, output: SchedulerOutput) -> None:
+        """Bring the workers' tables forward by what a step sends; V2 forgets who is preempted."""
+        preempted = output.preempted_req_ids or set()
+        for name in output.finished_req_ids | (preempted if SCOPE["v2_model_runner"] else set()):
+            self.workers.pop(int(name), None)
+        for new in output.scheduled_new_reqs:
+            (self.workers[int(new.req_id)],) = map(list, new.block_ids)
+        cached = output.scheduled_cached_reqs
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            r = int(name)
+            (new_blocks,) = blocks or ((),)
+            if name in cached.resumed_req_ids and not SCOPE["v2_model_runner"]:
+                self.workers[r] = list(new_blocks)
+            elif r in self.workers:
+                self.workers[r] = [*self.workers[r], *new_blocks]
 
     def output(
         self,
@@ -658,3 +677,16 @@ def hand_over(e: Engine, call: Any) -> None:
     if SCOPE["kv_role"] in ("kv_producer", "kv_both"):
         for r in call.ended:
             assert e.table(r) or not SCOPE["requests"][r]["delay_free"]
+
+
+def worker_agrees(e: Engine, call: Any) -> None:
+    """A step is given its requests' own tables; the workers keep nobody who has ended."""
+    if call.step is None:
+        return
+    for r, start in call.step.start.items():
+        places = -(-(start + call.step.tokens[r]) // SCOPE["block_size"])
+        assert call.step.tables[r][:places] == e.table(r)[:places]
+    live = {int(name) for name, q in e.scheduler.requests.items() if not q.is_finished()}
+    if SCOPE["v2_model_runner"]:
+        live = {int(q.request_id) for q in e.scheduler.running}
+    assert e.workers.keys() <= live

@@ -46,6 +46,8 @@ _RUNNING_CHUNK = Place(
 _WAITING_CHUNK = Place(ast.Assign, ("request_token_budget",), "targets", within=(WAITING, "body"))
 _WAITING_LIMIT = Place(ast.Call, ("min",), within=(_WAITING_CHUNK, "value"))
 _IN_LIMIT = (_WAITING_LIMIT, "args")
+_SENDS_GROWTH = Place(ast.Assign, ("req_to_new_blocks",), "targets", within=(RUNNING, "body"))
+_SENDS_TABLE = Place(ast.Assign, ("req_to_new_blocks",), "targets", within=(WAITING, "body"))
 _BY_PRIORITY = Place(ast.If, ("max", "arrival_time"), "body", within=(RUNNING, "body"))
 
 # The capacity check of allocate_slots().
@@ -251,6 +253,34 @@ EDITS: dict[str, tuple[Edit, ...]] = {
                 ),
             ),
         ),
+    ),
+    "replace_resumed_table": (
+        Edit(
+            f"{_SCHEDULER}._make_cached_request_data",
+            (Change(Place(ast.If, ("idx", "num_running_reqs"), "test"), never),),
+        ),
+    ),
+    "send_resumed_as_new": _schedule(
+        Change(Place(ast.Expr, ("scheduled_new_reqs", "extend", "scheduled_resumed_reqs")), drop),
+        Change(Place(ast.Expr, ("scheduled_resumed_reqs", "clear")), drop),
+    ),
+    "send_table_growth": _schedule(
+        Change(
+            Place(ast.Name, ("new_blocks",), within=(_SENDS_GROWTH, "value")),
+            become("self.kv_cache_manager.empty_kv_cache_blocks"),
+        )
+    ),
+    "send_adopted_blocks": _schedule(
+        Change(
+            Place(ast.Call, ("get_blocks",), "func", within=(_SENDS_TABLE, "value")),
+            become("new_blocks"),
+        )
+    ),
+    "tell_finished_requests": _schedule(
+        Change(Place(ast.Attribute, ("finished_req_ids",)), become("set()"))
+    ),
+    "tell_preempted_requests": _schedule(
+        Change(Place(ast.Attribute, ("reset_preempted_req_ids",)), become("set()"))
     ),
 }
 """By rule: what takes its guard out."""

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.model import engine
-from kvproof.model.compiled import compile_scope
+from kvproof.model.compiled import OF_WHAT_IS_SENT, Compiled, compile_scope
 from kvproof.model.rules import Rule
 from kvproof.model.scope import Scope
+from kvproof.native.record import Record
 from kvproof.scopes.draw import RandomChooser
 from kvproof.search.system import Words
 from kvproof.walks.runs import draw_run
@@ -26,20 +27,31 @@ _IN_HASHES = (Rule.hash_whole_prefix, Rule.hash_includes_salt)
 def rules_reached(scope: Scope, codes: tuple[int, ...]) -> set[Rule]:
     """The rules that make a difference to a run: without one, some action leads elsewhere."""
     compiled = compile_scope(scope)
-    rows: Words = np.zeros((ROWS, compiled.state.words), np.uint64)
-    like, report = compiled.state.new(), compiled.new_report()
     actions: NDArray[np.int64] = np.array(codes, np.int64)
     reached = set()
     for rule in Rule:
-        rows[BEFORE] = compiled.initial().row
-        if rule in _IN_HASHES:
-            off = compile_scope(scope.with_rules_off(rule.name)).c
+        if rule in OF_WHAT_IS_SENT:
+            # The states of both sides have the workers' tables.
+            base = compile_scope(scope.with_rules_off(rule.name))
+            on, off = base.c.copy(), base.c
+            on.rules[rule] = 1
         else:
-            off = compiled.c.copy()
-            off.rules[rule] = 0
-        if first_difference(rows, like, compiled.c, off, report, actions):
+            base, on = compiled, compiled.c
+            off = _without(compiled, rule)
+        rows: Words = np.zeros((ROWS, base.state.words), np.uint64)
+        rows[BEFORE] = base.initial().row
+        like, report = base.state.new(), base.new_report()
+        if first_difference(rows, like, on, off, report, actions):
             reached.add(rule)
     return reached
+
+
+def _without(compiled: Compiled, rule: Rule) -> Record:
+    if rule in _IN_HASHES:
+        return compile_scope(compiled.scope.with_rules_off(rule.name)).c
+    off = compiled.c.copy()
+    off.rules[rule] = 0
+    return off
 
 
 @dataclass
