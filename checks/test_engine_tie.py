@@ -60,3 +60,42 @@ def test_a_run_that_no_engine_takes_is_told_from_the_others(
     one, other = engine.run([["tie", values, right], ["tie", values, wrong]])
     assert difference(one) is None
     assert says in str(difference(other))
+
+
+RUNNING = [ADD, ["add", 1], SCHEDULE, ["output", {0: [1], 1: [1]}, [], [], []]]
+EMPTY = [SCHEDULE, ["output", {}, [], [], []]]
+END = [SCHEDULE, ["output", {0: [3], 1: [3]}, [], [], []]]
+RESET = ["reset_prefix_cache", True, True]
+
+
+def state(name: str) -> list[str]:
+    return ["set_pause_state", name]
+
+
+@pytest.mark.parametrize(
+    ("mode", "clears", "now", "then", "idle"),
+    [
+        ("abort", True, [["abort", 0], ["abort", 1], state("PAUSED_NEW")], EMPTY, [RESET]),
+        ("abort", False, [["abort", 0], ["abort", 1], state("PAUSED_NEW")], EMPTY, []),
+        ("wait", True, [state("PAUSED_NEW")], [*END, *EMPTY], [RESET]),
+        ("wait", False, [state("PAUSED_NEW")], [*END, *EMPTY], []),
+        ("keep", True, [state("PAUSED_ALL"), RESET], [], []),
+        ("keep", False, [state("PAUSED_ALL")], [], []),
+    ],
+)
+def test_a_pause_is_heard_of_as_the_calls_that_stand_for_it(
+    engine: Client,
+    mode: str,
+    clears: bool,
+    now: list[object],
+    then: list[object],
+    idle: list[object],
+) -> None:
+    values = observation.scope_values(SCOPES["two-equal"])
+    resume = state("UNPAUSED")
+    calls = [*RUNNING, *now, *then, *idle, resume]
+    script = [*RUNNING, ["pause", mode, clears], *then, resume]
+    other = [*RUNNING, ["pause", mode, not clears], *then, resume]
+    same, differs = engine.run([["tie", values, calls, script], ["tie", values, calls, other]])
+    assert difference(same) is None
+    assert "reset_prefix_cache" in str(difference(differs)) or "calls" in str(difference(differs))

@@ -10,6 +10,7 @@ from typing import Any
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
 from kvproof.model.compiled import compile_scope
+from kvproof.model.engine import Kind
 from kvproof.scopes.draw import RandomChooser
 from kvproof.trace.trace import Trace, from_codes, replay
 from kvproof.walks.runs import draw_run
@@ -65,12 +66,18 @@ def _run(choose: RandomChooser, name: str, steps: int) -> Trace:
 
 
 def operations(trace: Trace) -> Iterator[list[Any]]:
-    """The driver's operations of a run, up to where vLLM asserts."""
+    """The driver's operations of a run, up to where vLLM asserts.
+
+    Every second reset or so is one of the connector too, of which the model has nothing to tell.
+    """
     compiled = compile_scope(trace.scope)
     for moment in replay(trace):
         if moment.after.assertion:
             return
-        yield observation.operation(compiled, moment.before, moment.action, moment.report)
+        operation = observation.operation(compiled, moment.before, moment.action, moment.report)
+        if moment.action.kind == Kind.RESET_PREFIX_CACHE and moment.number % 2:
+            operation.append(True)
+        yield operation
 
 
 def _compare(client: Client, traces: list[Trace], tied: Tied) -> None:

@@ -383,10 +383,17 @@ class Engine:
         self.scheduler.update_draft_token_ids(self.draft_token_ids(drafts))
 
     @operation
-    def reset_prefix_cache(self, running: bool) -> bool | str:
-        """Reset the prefix cache, preempting what runs if `running`; whether it was reset."""
+    def reset_prefix_cache(self, running: bool, connector: bool = False) -> bool | str:
+        """Reset the prefix cache, preempting what runs if `running`; whether it was reset.
+
+        With `connector` the connector's cache is reset too.
+        """
         try:
-            return bool(self.scheduler.reset_prefix_cache(reset_running_requests=running))
+            return bool(
+                self.scheduler.reset_prefix_cache(
+                    reset_running_requests=running, reset_connector=connector
+                )
+            )
         except RuntimeError:
             # The engine fails the call and goes on.
             return "raised"

@@ -37,7 +37,7 @@ WATCHED = (
 )
 """Methods of the scheduler that change it."""
 
-INPUTS = ("add", "abort", "reset_prefix_cache", "set_pause_state", "observe")
+INPUTS = ("add", "abort", "pause", "reset_prefix_cache", "set_pause_state", "observe")
 """Operations that clients and devices begin; the others are the loop's."""
 
 Call = list[Any]
@@ -56,6 +56,7 @@ class Recorder:
 
     def __init__(self, scheduler: Any) -> None:
         self.calls: list[Call] = []
+        self._scheduler = scheduler
         self._steps: list[SchedulerOutput] = []
         for name in WATCHED:
             setattr(scheduler, name, partial(self._call, name, getattr(scheduler, name)))
@@ -63,6 +64,9 @@ class Recorder:
     def _call(self, name: str, method: Any, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(method).bind(*args, **kwargs)
         bound.apply_defaults()
+        if name == "finish_requests" and bound.arguments["request_ids"] is None:
+            alive = [q.request_id for q in self._scheduler.requests.values() if not q.is_finished()]
+            bound.arguments["request_ids"] = alive
         self.calls.append([name, *map(self._plain, bound.arguments.values())])
         result = method(*args, **kwargs)
         if name == "schedule":
@@ -227,6 +231,8 @@ class ScriptedCore:
                 self._send(EngineCoreRequestType.ABORT, [self._driver.name(*arguments)])
             elif name == "reset_prefix_cache":
                 self._utility("reset_prefix_cache", *arguments)
+            elif name == "pause":
+                self._utility("pause_scheduler", *arguments)
             elif name == "set_pause_state":
                 self._pause(*arguments)
 
@@ -267,8 +273,13 @@ class ScriptedCore:
         return self._driver.draft_token_ids(drafts)
 
 
-def tie(scope: dict[str, Any], operations: list[list[Any]]) -> dict[str, Any]:
+def tie(
+    scope: dict[str, Any], operations: list[list[Any]], script: list[list[Any]] | None = None
+) -> dict[str, Any]:
     """One run through both loops: the calls of each, and where the real one parted from it.
+
+    `script` has the engine's operations where they differ: `["pause", mode, clear]` is a client's
+    call, which the scheduler hears of as several, now and when the engine is idle.
 
     An abort that finds its step under way is sent twice, by the abort queue and by the input queue;
     the second is left out of the calls, if it comes.
@@ -277,7 +288,7 @@ def tie(scope: dict[str, Any], operations: list[list[Any]]) -> dict[str, Any]:
     recorder = Recorder(driver.scheduler)
     for name, *arguments in operations:
         getattr(driver, name)(*arguments)
-    core = ScriptedCore(scope, operations)
+    core = ScriptedCore(scope, operations if script is None else script)
     parted = core.run()
     return {"driver": recorder.calls, "core": core.recorder.calls, "parted": parted}
 
