@@ -287,6 +287,43 @@ FINDINGS = (
         "read them.",
     ),
     Finding(
+        id="loaded-part-stands-before-a-whole",
+        title="A request loaded in part stands before one that is loaded whole, and neither moves",
+        scope=Scope(
+            name="loaded-part-stands-before-a-whole",
+            policy="priority",
+            kv_role="kv_consumer",
+            reserve_full_isl=False,
+            block_size=1,
+            max_num_seqs=1,
+            requests=(
+                _R(prompt=(1, 1), max_tokens=1, external=_E(1)),
+                _R(prompt=(1, 1), max_tokens=1, priority=1, external=_E(2)),
+            ),
+            num_blocks=4,
+            max_num_batched_tokens=1,
+            max_model_len=3,
+        ),
+        broken=Id.NoStall,
+        patterns=(
+            Pattern(broken=("NoStall",), where=("waiting_no_blocks",), causes=(Cause.HELD,)),
+        ),
+        where=f"{_SCHEDULER}: schedule, kv_holding_waiting",
+        account="With scheduler_reserve_full_isl off an asynchronous load is admitted if what it "
+        "loads fits beside what other loads still need; what its own request needs afterwards is "
+        "nobody's concern. Here the rest of the prompt does not fit any more when the load has "
+        "ended. The one that was admitted before it has been loaded whole, needs no block, and "
+        "would give its own back. But it ranks behind: requests that hold blocks are scanned in "
+        "the policy's order, and the scan ends at the first that does not fit. Neither runs ever "
+        "again, and nothing else is admitted.",
+        reachable="By users of the priority policy and a connector that loads asynchronously, who "
+        "have switched scheduler_reserve_full_isl off (it is on by default), under memory "
+        "pressure: a request of a higher rank of which the connector has a part, admitted while a "
+        "longer load is under way. Only an abort ends it.",
+        mend="Go on with the scan past a request that holds blocks and does not fit, or count the "
+        "rest of the request's own sequence when its load is admitted, whatever the option says.",
+    ),
+    Finding(
         id="load-reserve-larger-than-the-pool",
         title="An asynchronous load that fits alone in the pool is never admitted",
         scope=Scope(
@@ -314,6 +351,36 @@ FINDINGS = (
         "have, capped at the model length; or admit a load regardless when nothing else runs.",
     ),
     Finding(
+        id="one-token-load-stands-in-the-way",
+        title="A prompt of one token that was loaded is refused for blocks reserved for itself",
+        scope=Scope(
+            name="one-token-load-stands-in-the-way",
+            kv_role="kv_consumer",
+            num_speculative_tokens=1,
+            requests=(_R(prompt=(1,), max_tokens=1, external=_E(1)),),
+            num_blocks=3,
+            max_num_batched_tokens=4,
+            max_model_len=3,
+        ),
+        broken=Id.NoStall,
+        patterns=(
+            Pattern(broken=("NoStall",), where=("waiting_no_blocks",), after=Cause.ONE_TOKEN_LOAD),
+        ),
+        where=f"{_SCHEDULER}: schedule, _update_waiting_for_remote_kv, "
+        "_inflight_prefill_reserved_blocks",
+        account="A prompt of one token that a connector has is taken for a fresh admission when "
+        "its load has ended (one-token-load-goes-round). Under speculative decoding it does not "
+        "even go round where the pool is small: it is among the in-flight prefills since its first "
+        "load, so the second is admitted only if, besides a speculative step of its own, what it "
+        "needs itself, a speculative step once more, stays free. It holds its block, so it is "
+        "scanned before all others, and the scan ends there: nobody behind it runs either.",
+        reachable="By a connector that offers the whole prompt more than once, with prompts of one "
+        "token, under speculative decoding, when less than two speculative steps (and what other "
+        "loads in flight have reserved) are free. Others that could run wait with it.",
+        mend="Tell a request that has been loaded from a fresh one by its blocks; or leave the "
+        "request that is to be admitted out of the sum.",
+    ),
+    Finding(
         id="failed-load-stands-in-its-own-way",
         title="After a failed load a request reserves blocks against itself and is never admitted",
         scope=Scope(
@@ -326,6 +393,13 @@ FINDINGS = (
             max_model_len=6,
         ),
         broken=Id.NoStall,
+        patterns=(
+            Pattern(
+                broken=("NoStall",),
+                where=("waiting_reservation_refused",),
+                after=Cause.OWN_RESERVE,
+            ),
+        ),
         where=f"{_SCHEDULER}: _update_waiting_for_remote_kv, _inflight_prefill_reserved_blocks",
         account="A request enters the set of in-flight prefills when its load starts. If the load "
         "fails with nothing valid, its blocks are freed and it is admitted afresh, but it stays in "

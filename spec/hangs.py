@@ -22,7 +22,6 @@ _R = RequestSpec
 _E = External
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 _STUCK = (Property.NothingStuck, Property.EveryRequestFinishes)
-_STUCK_NAMES = tuple(one.name for one in _STUCK)
 
 _PROMPT_BESIDE_A_LOAD = Scope(
     name="prompt-beside-a-load",
@@ -92,11 +91,7 @@ HANGS = (
         "max_tokens=1: where the prompt ends). If none ends there, a token goes wrong instead "
         "(findings.md, failed-sync-load-with-a-step-in-flight). Only an abort ends it.",
         mend="Treat it as a preemption: clear the placeholders, and drop what is in flight.",
-        patterns=(
-            Pattern(after=Cause.FAILED_SYNC_LOAD),
-            # Another request's load failed, and this one ran on its block.
-            Pattern(broken=_STUCK_NAMES, nowhere=True, causes=(Cause.FAILED_LOAD,)),
-        ),
+        patterns=(Pattern(after=Cause.STRAY_PLACEHOLDER),),
     ),
     Hang(
         id="producer-drops-what-it-computes",
@@ -224,13 +219,23 @@ HANGS = (
         patterns=(Pattern(broken=("BoundedOvertaking",), causes=(Cause.FAILED_LOAD,)),),
     ),
     _told(
+        "one-token-load-stands-in-the-way",
+        _STUCK,
+        Pattern(falls="NothingStuck", after=Cause.ONE_TOKEN_LOAD),
+    ),
+    _told(
         "failed-load-stands-in-its-own-way",
         _STUCK,
         Pattern(
             falls="NothingStuck",
             where=("waiting_reservation_refused",),
-            causes=(Cause.FAILED_LOAD,),
+            after=Cause.OWN_RESERVE,
         ),
+    ),
+    _told(
+        "loaded-part-stands-before-a-whole",
+        _STUCK,
+        Pattern(falls="NothingStuck", where=("waiting_no_blocks",), after=Cause.HELD),
     ),
     _told(
         "load-reserve-larger-than-the-pool",

@@ -22,6 +22,13 @@ class Cause(StrEnum):
     ONE_TOKEN_LOAD = "with a load of one token"
     FIRST_CHUNK_ADMISSION = "without full-sequence admission"
     LOOKAHEAD = "with lookahead"
+    STRAY_PLACEHOLDER = "with a placeholder that nothing fills"
+    OWN_RESERVE = "with a reserve for itself"
+    HELD = "with blocks held by others that wait"
+
+
+OF_A_STALL = (Cause.ONE_TOKEN_LOAD, Cause.OWN_RESERVE, Cause.HELD)
+"""The causes that the state of a stuck scheduler shows, whatever came before."""
 
 
 class Identity(msgspec.Struct, frozen=True, order=True):
@@ -38,9 +45,9 @@ class Identity(msgspec.Struct, frozen=True, order=True):
     causes: tuple[Cause, ...] = ()
 
     @property
-    def way(self) -> tuple[str, tuple[str, ...]]:
+    def way(self) -> tuple[str, tuple[str, ...], tuple[Cause, ...]]:
         """How it falls, whatever falls: what a smaller scope must have in common with it."""
-        return self.action, self.where
+        return self.action, self.where, tuple(c for c in self.causes if c in OF_A_STALL)
 
     def __str__(self) -> str:
         at = ["at", self.action] if self.action else []
@@ -58,7 +65,6 @@ class Pattern:
     falls: str | None = None
     action: str | None = None
     where: tuple[str, ...] = ()
-    nowhere: bool = False
     causes: tuple[Cause, ...] | None = None
     after: Cause | None = None
 
@@ -69,7 +75,6 @@ class Pattern:
             and (self.falls is None or self.falls in identity.broken)
             and (self.action is None or self.action == identity.action)
             and set(self.where) <= set(identity.where)
-            and not (self.nowhere and identity.where)
             and (self.causes is None or self.causes == identity.causes)
             and (self.after is None or self.after in identity.causes)
         )

@@ -132,7 +132,7 @@ MENDS = (
         "The request has its blocks, and asks for neither hits nor another load.",
         costs="Nothing.",
         where=f"{_SCHEDULER}: schedule, the waiting part",
-        removes=("one-token-load-goes-round",),
+        removes=("one-token-load-goes-round", "one-token-load-stands-in-the-way"),
     ),
     MendInfo(
         name="leave_last_token_of_sync_load",

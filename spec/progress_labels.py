@@ -133,7 +133,7 @@ def passed(before, after, c):
                 after.status[other] == Status.RUNNING
                 or after.status[other] == Status.WAITING_FOR_REMOTE_KVS
             )
-            if given and before.num_computed[other] == 0 and _ranks_before(before, c, r, other):
+            if given and before.num_blocks[other] == 0 and _ranks_before(before, c, r, other):
                 mask |= 1 << r
     return mask
 

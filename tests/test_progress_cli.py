@@ -67,7 +67,9 @@ def test_a_sweep_for_progress_lists_each_way_of_getting_nowhere_once() -> None:
     ("arguments", "named"),
     [
         (("check-progress", "two-equal", "--coverage"), "--coverage"),
-        (("sweep-progress", "--record", "x"), "--record"),
+        (("sweep-progress", "--coverage"), "--coverage"),
+        (("sweep-progress", "--minutes", "0"), "--minutes"),
+        (("sweep", "--strength", "5"), "--strength"),
         (("check-progress", "two-equal", "--max-seconds", "-1"), "--max-seconds"),
     ],
 )

@@ -1,11 +1,11 @@
-"""`kvproof sweep`: small scopes that cover every pair of options, each searched."""
+"""`kvproof sweep`: small scopes that cover combinations of option values, each searched."""
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -28,56 +28,69 @@ from kvproof.cli.console import (
 )
 from kvproof.cli.files import check_page, write_text
 from kvproof.cli.outcomes import exit_code
-from kvproof.sweep.sweep import FULL, QUICK, Sweep, minimal, summary_page, sweep
+from kvproof.sweep.rows_searched import Bound, Searched
+from kvproof.sweep.sweep import Sweep, minimal, summary_page, sweep
 from kvproof.trace.render import render
 
-Full = Annotated[bool, typer.Option(help=f"{FULL} scopes instead of {QUICK}.")]
-Count = Annotated[int | None, typer.Option("--scopes", help="As many scopes as this.")]
+Strength = Annotated[
+    int, typer.Option(min=2, max=4, help="Cover all combinations of this many values.")
+]
+Count = Annotated[
+    int | None, typer.Option("--scopes", help="As many scopes as this, not those of one cover.")
+]
+Minutes = Annotated[
+    float | None, typer.Option(help="Begin no scope after this long; go on until then.")
+]
+Record = Annotated[
+    Path | None, typer.Option(help="JSON lines to add to; what is there is not done again.")
+]
 Seed = Annotated[int, typer.Option(help="Another seed, other scopes.")]
 OnVllm = Annotated[bool, typer.Option("--vllm", help="Replay what falls on the real classes.")]
 
 EXAMPLES = """
 kvproof sweep
-kvproof sweep --full --record sweep.jsonl --vllm
+kvproof sweep --strength 3 --record sweep.jsonl --vllm
+kvproof sweep --strength 4 --minutes 60 --record nightly.jsonl
 """
 
 
-def how_many(full: bool, scopes: int | None) -> int:
-    """The number of scopes that the options ask for."""
-    if scopes is not None and scopes <= 0:
-        raise UsageError(f"--scopes = {scopes}: allowed is more than 0")
-    if scopes is not None and full:
-        raise UsageError(f"--scopes = {scopes}: not with --full, which is {FULL}")
-    return scopes or (FULL if full else QUICK)
+def bound_of(scopes: int | None, minutes: float | None) -> Bound:
+    """How far a sweep goes by its options; UsageError for a bound that is none."""
+    for option, value in (("--scopes", scopes), ("--minutes", minutes)):
+        if value is not None and not value > 0:
+            raise UsageError(f"{option} = {value}: allowed is more than 0")
+    return Bound(scopes, minutes)
+
+
+def scopes_of(done: Searched[Any], bound: Bound) -> str:
+    """How many scopes were searched, of how many where it is known."""
+    of = "" if bound.count is None else f" of {bound.count}"
+    over = " when the minutes were over" if done.ended == "minutes" else ""
+    return f"{len(done.swept)}{of} scopes{over}"
 
 
 def command(
-    full: Full = False,
+    strength: Strength = 2,
     scopes: Count = None,
+    minutes: Minutes = None,
     seed: Seed = 0,
-    record: Annotated[
-        Path | None, typer.Option(help="JSON lines to add to; what is there is not done again.")
-    ] = None,
+    record: Record = None,
     to: To = None,
     vllm: OnVllm = False,
     version: Version = DEFAULT_VERSION,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Search small scopes that cover every pair of switches and boundary values.
+    """Search small scopes that cover the combinations of switches and boundary values.
 
-    `--to` gets the page. Exit code 1 if something falls that no open finding explains.
+    Without a bound it is one cover: every possible combination once. `--to` gets the page. Exit
+    code 1 if something falls that no open finding explains.
     """
-    count = how_many(full, scopes)
+    bound = bound_of(scopes, minutes)
     check_page("--to", to)
     with telling_of_compilation(), counted_line() as show:
-        done = sweep(
-            count,
-            seed=seed,
-            record=record,
-            watch=None if show is None else lambda one, total: show(one.number + 1, total),
-        )
-    interrupted = len(done.swept) < count
+        done = sweep(bound, strength=strength, seed=seed, record=record, watch=show)
+    interrupted = done.ended == "interrupted"
     violations = []
     with Client(version) if vllm and not interrupted else nullcontext() as client:
         for identity, found in done.distinct().items():
@@ -105,22 +118,27 @@ def command(
                 )
                 if finding is None:
                     out.print(render(trace))
-    _summarise(done, count, violations, as_json)
+    _summarise(done, bound, violations, as_json)
     if to is not None:
         write_text(to, summary_page(done))
     news = any(one["finding"] is None or one["vllm_agrees"] is False for one in violations)
     raise typer.Exit(exit_code(["violated"] if news else [], interrupted=interrupted))
 
 
-def _summarise(done: Sweep, count: int, violations: list[dict[str, object]], as_json: bool) -> None:
+def _summarise(
+    done: Sweep, bound: Bound, violations: list[dict[str, object]], as_json: bool
+) -> None:
     outcomes = Counter(one.outcome for one in done.swept)
     if as_json:
         results = {
             "scopes": len(done.swept),
             "outcomes": dict(outcomes),
+            "combinations": {"possible": done.cover.possible, "covered": done.covered},
+            "ended": done.ended,
             "violations": violations,
         }
         print_json("sweep", results)
         return
     listed = ", ".join(f"{outcomes[name]} {name}" for name in ("holds", "violated", "bounded"))
-    out.print(f"{len(done.swept)} of {count} scopes: {listed}")
+    out.print(f"{scopes_of(done, bound)}: {listed}")
+    out.print(done.coverage)

@@ -14,20 +14,31 @@ from kvproof.cli.arguments import Version
 from kvproof.cli.console import Json, To, counted_line, out, print_json, telling_of_compilation
 from kvproof.cli.files import check_page, write_text
 from kvproof.cli.outcomes import exit_code
-from kvproof.cli.sweep import Count, Full, OnVllm, Seed, how_many
+from kvproof.cli.sweep import (
+    Count,
+    Minutes,
+    OnVllm,
+    Record,
+    Seed,
+    Strength,
+    bound_of,
+)
 from kvproof.sweep.progress_report import progress_sweep_page, sweep_as_json, sweep_summary
 from kvproof.sweep.progress_sweep import progress_sweep
 
 EXAMPLES = """
 kvproof sweep-progress
-kvproof sweep-progress --full --vllm --to page.md
+kvproof sweep-progress --strength 3 --vllm --to page.md
+kvproof sweep-progress --strength 4 --minutes 60 --record nightly.jsonl
 """
 
 
 def command(
-    full: Full = False,
+    strength: Strength = 2,
     scopes: Count = None,
+    minutes: Minutes = None,
     seed: Seed = 0,
+    record: Record = None,
     to: To = None,
     vllm: OnVllm = False,
     version: Version = DEFAULT_VERSION,
@@ -37,11 +48,11 @@ def command(
 
     Exit code 1 if there is one that no open finding explains.
     """
-    count = how_many(full, scopes)
+    bound = bound_of(scopes, minutes)
     check_page("--to", to)
     with telling_of_compilation(), counted_line() as show:
-        done = progress_sweep(count, seed=seed, watch=show)
-    interrupted = done.outcomes.total() < count
+        done = progress_sweep(bound, strength=strength, seed=seed, record=record, watch=show)
+    interrupted = done.ended == "interrupted"
     rows = []
     with Client(version) if vllm and not interrupted else nullcontext() as client:
         for identity, found in done.distinct.items():

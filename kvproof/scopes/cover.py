@@ -1,23 +1,26 @@
-"""Pairwise coverage: rows of values in which every possible pair of values occurs.
+"""Covering rows: rows of values in which every possible combination of a few values occurs.
 
-Nearly all faults of a configuration need only one or two of its values (Kuhn, Wallace and Gallo,
+Nearly all faults of a configuration need few of its values at once (Kuhn, Wallace and Gallo,
 "Software Fault Interactions and Implications for Software Testing", 2004). Rows are built greedily
-(Cohen et al., "The AETG System", 1997), with backtracking over what constraints refuse, so that a
-pair is left out only if no row has it.
+(Cohen et al., "The AETG System", 1997). Constraints that share parameters make a group, of which
+every assignment that they allow is listed beforehand: a row never has to be taken back, and how
+many combinations are possible is known exactly.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any
+from itertools import combinations, permutations
+from math import factorial
+
+import numpy as np
+from numpy.typing import NDArray
 
 Value = str | int | bool
 Row = dict[str, Value]
-Pair = tuple[tuple[str, Value], tuple[str, Value]]
+Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,12 @@ class Constraint:
     why: str
 
 
-def pairs_of(row: Mapping[str, Value]) -> Iterator[Pair]:
-    """The pairs of values in a row, in the order of its parameters."""
-    return combinations(row.items(), 2)
-
-
 class Cover:
-    """Rows over `parameters` (name -> values, at least two parameters) that meet `constraints`.
+    """Rows over `parameters` (name -> values) that meet `constraints`.
 
-    `infeasible` fills while rows are built; it is complete after the first round.
+    `strength` is how many values are combined, from 2 to as many as there are parameters.
+    `possible` counts the combinations that some row has, of `combined` in all; `left` those that
+    the round under way has not come to.
     """
 
     def __init__(
@@ -45,89 +45,139 @@ class Cover:
         parameters: Mapping[str, Sequence[Value]],
         constraints: Sequence[Constraint] = (),
         *,
+        strength: int = 2,
         seed: int = 0,
     ) -> None:
         self.parameters = parameters
-        self.constraints = constraints
-        self.infeasible: set[Pair] = set()
+        self.strength = strength
         self._random = random.Random(seed)
-        self._used: Counter[tuple[str, Value]] = Counter()
-        self._constraints_on = {
-            name: [one for one in constraints if name in one.names] for name in parameters
-        }
-
-    def pairs(self) -> list[Pair]:
-        """Every pair of values of two parameters, possible or not."""
-        return [
-            ((first, a), (second, b))
-            for first, second in combinations(self.parameters, 2)
-            for a in self.parameters[first]
-            for b in self.parameters[second]
-        ]
-
-    def why_infeasible(self, pair: Pair) -> str:
-        """The reason of the constraint that refuses a pair, or that no row has it."""
-        for constraint in self.constraints:
-            if _is_refused(constraint, dict(pair)):
-                return constraint.why
-        return "refused by several constraints together"
+        self._names = [name for name, values in parameters.items() for _ in values]
+        self._values = [value for values in parameters.values() for value in values]
+        self._places: dict[str, range] = {}
+        for name, values in parameters.items():
+            start = sum(map(len, self._places.values()))
+            self._places[name] = range(start, start + len(values))
+        self._used = [0] * len(self._values)
+        self._groups = [_Group(parameters, among) for among in _grouped(constraints)]
+        self._group_of = {name: group for group in self._groups for name in group.names}
+        self._possible = self._mark_possible()
+        sizes = [len(values) for values in parameters.values()]
+        self.combined = sum(int(np.prod(some)) for some in combinations(sizes, strength))
+        self.possible = self.left = self._count(self._possible)
 
     def rows(self) -> Iterator[Row]:
-        """Rows without end: each round covers every possible pair once more."""
+        """Rows without end: each round covers every possible combination once more."""
         while True:
             yield from self.round()
 
     def round(self) -> Iterator[Row]:
-        """Rows that cover every possible pair."""
-        # A dict as an ordered set: the same seed gives the same rows whatever the hash seed.
-        uncovered = dict.fromkeys(self.pairs())
-        for pair in self.infeasible:
-            del uncovered[pair]
-        while uncovered:
-            pair = next(iter(uncovered))
-            row = self._complete(dict(pair), uncovered)
-            if row is None:
-                self.infeasible.add(pair)
-                del uncovered[pair]
-                continue
-            ordered = {name: row[name] for name in self.parameters}
-            self._used.update(ordered.items())
-            for covered in pairs_of(ordered):
-                uncovered.pop(covered, None)
-            yield ordered
+        """Rows that cover every possible combination."""
+        uncovered = self._possible.copy()
+        self.left = self.possible
+        flat = uncovered.reshape(-1)
+        first = 0
+        while True:
+            first += int(np.argmax(flat[first:]))
+            if not flat[first]:
+                return
+            seed = [int(place) for place in np.unravel_index(first, uncovered.shape)]
+            row = sorted(self._complete(seed, uncovered))
+            for place in row:
+                self._used[place] += 1
+            combined = np.ix_(*[row] * self.strength)
+            self.left -= self._count(uncovered[combined])
+            uncovered[combined] = False
+            yield {self._names[place]: self._values[place] for place in row}
 
-    def _complete(self, row: Row, uncovered: Mapping[Pair, Any]) -> Row | None:
-        """The row with all parameters, chosen to cover much; None if constraints forbid any."""
-        if any(_is_refused(constraint, row) for constraint in self.constraints):
-            return None
-        choices = {name: self._allowed(row, name) for name in self.parameters if name not in row}
-        if not choices:
-            return row
-        # A parameter with one value left comes first (it limits the others); with none, it fails.
-        forced = [name for name, values in choices.items() if len(values) <= 1]
-        name = self._random.choice(forced or list(choices))
-        values = choices[name]
-        self._random.shuffle(values)
-        values.sort(key=lambda v: (-_gain(row, name, v, uncovered), self._used[name, v]))
-        for value in values:
-            completed = self._complete({**row, name: value}, uncovered)
-            if completed is not None:
-                return completed
-        return None
+    def covered(self, rows: Iterable[Row]) -> int:
+        """How many of the possible combinations these rows have."""
+        marks = np.zeros_like(self._possible)
+        for row in rows:
+            places = [self._places[name][self.parameters[name].index(row[name])] for name in row]
+            marks[np.ix_(*[places] * self.strength)] = True
+        return self._count(marks & self._possible)
 
-    def _allowed(self, row: Row, name: str) -> list[Value]:
-        constraints = self._constraints_on[name]
-        return [
-            value
-            for value in self.parameters[name]
-            if not any(_is_refused(one, {**row, name: value}) for one in constraints)
-        ]
+    def _count(self, marks: Marks) -> int:
+        """Combinations that are marked, each in every order of its values."""
+        return int(np.count_nonzero(marks)) // factorial(self.strength)
+
+    def _mark_possible(self) -> Marks:
+        """A mark for each combination, in every order of its values, that some row has."""
+        marks = np.zeros((len(self._values),) * self.strength, np.bool_)
+        for names in combinations(self.parameters, self.strength):
+            grid = np.ones([len(self.parameters[name]) for name in names], np.bool_)
+            for group in {id(g): g for n in names if (g := self._group_of.get(n))}.values():
+                grid = grid & group.possible(names)
+            slices = [slice(self._places[n].start, self._places[n].stop) for n in names]
+            for order in permutations(range(self.strength)):
+                marks[tuple(slices[i] for i in order)] = grid.transpose(order)
+        return marks
+
+    def _complete(self, row: list[int], uncovered: Marks) -> list[int]:
+        """The row with a value of every parameter, chosen one by one to cover much."""
+        row = list(row)
+        chosen = {self._names[place]: self._values[place] for place in row}
+        while len(chosen) < len(self.parameters):
+            name = self._random.choice([one for one in self.parameters if one not in chosen])
+            group = self._group_of.get(name)
+            places = [
+                place
+                for place in self._places[name]
+                if group is None or group.allows({**chosen, name: self._values[place]})
+            ]
+            among = uncovered[np.ix_(places, *[row] * (self.strength - 1))]
+            gains = among.reshape(len(places), -1).sum(axis=1)
+            best = max(
+                range(len(places)),
+                key=lambda i: (gains[i], -self._used[places[i]], self._random.random()),
+            )
+            row.append(places[best])
+            chosen[name] = self._values[places[best]]
+        return row
 
 
-def _gain(row: Row, name: str, value: Value, uncovered: Mapping[Pair, Any]) -> int:
-    """Uncovered pairs that a value adds to a row."""
-    new = (name, value)
-    return sum((old, new) in uncovered or (new, old) in uncovered for old in row.items())
+class _Group:
+    """Parameters that constraints tie to each other, with every assignment that they allow."""
+
+    def __init__(
+        self, parameters: Mapping[str, Sequence[Value]], constraints: Sequence[Constraint]
+    ) -> None:
+        self._parameters = parameters
+        tied = {name for constraint in constraints for name in constraint.names}
+        self.names = tuple(name for name in parameters if name in tied)
+        self._allowed: list[Row] = [{}]
+        for name in self.names:
+            longer = ({**row, name: value} for row in self._allowed for value in parameters[name])
+            self._allowed = [
+                row for row in longer if not any(_is_refused(one, row) for one in constraints)
+            ]
+
+    def allows(self, row: Mapping[str, Value]) -> bool:
+        """Whether some allowed assignment has the row's values."""
+        own = [(name, row[name]) for name in self.names if name in row]
+        return any(all(one[name] == value for name, value in own) for one in self._allowed)
+
+    def possible(self, names: Sequence[str]) -> Marks:
+        """Which combinations of values of these parameters it allows, an axis a parameter."""
+        values = [self._parameters[name] if name in self.names else () for name in names]
+        grid = np.zeros([len(some) or 1 for some in values], np.bool_)
+        for one in self._allowed:
+            at = [
+                some.index(one[name]) if some else 0
+                for name, some in zip(names, values, strict=True)
+            ]
+            grid[tuple(at)] = True
+        return grid
+
+
+def _grouped(constraints: Sequence[Constraint]) -> list[list[Constraint]]:
+    """The constraints, those together that share a parameter."""
+    groups: list[list[Constraint]] = []
+    for constraint in constraints:
+        tied = [g for g in groups if any(set(constraint.names) & set(o.names) for o in g)]
+        groups = [g for g in groups if g not in tied]
+        groups.append([one for group in tied for one in group] + [constraint])
+    return groups
 
 
 def _is_refused(constraint: Constraint, row: Mapping[str, Value]) -> bool:

@@ -58,7 +58,7 @@ SCOPE_VALUES: Mapping[str, Values] = {
         cut=(False,), sweep=(False, True), parameter="pause", draw=(*(False,) * 7, True)
     ),
     "alphabet": Values(cut=(2,)),
-    "block_size": Values(sweep=(1, 2)),
+    "block_size": Values(sweep=(1, 2, 3)),
     "max_num_seqs": Values(sweep=(1, 2, 3), parameter="cap"),
     "name": Values(),
     "about": Values(),

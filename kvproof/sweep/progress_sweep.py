@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
 
 from kvproof.checker.check import Limits
-from kvproof.checker.check_progress import ProgressCheck, check_progress
-from kvproof.scopes.cover import Cover
+from kvproof.checker.check_progress import check_progress
+from kvproof.scopes.cover import Cover, Row
 from kvproof.scopes.rows import CONSTRAINTS, PARAMETERS, scope_of
 from kvproof.spec.identity import Identity
+from kvproof.sweep.rows_searched import Bound, Made, Searched, Watch, search_rows
 from kvproof.trace.identify import identity_of_lasso
 from kvproof.trace.lasso import Lasso
 
@@ -20,65 +22,104 @@ MOST = 30
 """Cycles that are looked at for each property of a scope, so that one does not hide another."""
 
 
-@dataclass(frozen=True)
-class ProgressSweep:
-    """Outcomes of the scopes searched, and each distinct lasso once, its shortest.
+class FoundLasso(msgspec.Struct, frozen=True):
+    """A way of getting nowhere: what it is, and the smallest run of a scope that shows it."""
 
-    Of the scopes `early` were not searched to the end, and `cut` have runs that end in an assertion
-    or a wrong token; `times` counts the scopes that have a lasso of an identity.
+    identity: Identity
+    lasso: Lasso
+
+
+class SweptProgress(msgspec.Struct, frozen=True):
+    """One row of the sweep and what its progress check gave.
+
+    `early`: not searched to the end; `cut`: runs end in an assertion or a wrong token.
     """
 
-    outcomes: Counter[str]
-    early: int
-    cut: int
+    number: int
+    row: dict[str, str | int | bool]
+    outcome: str
+    early: bool
+    cut: bool
     states: int
     transitions: int
     due_states: int
     cycles: int
     fair_cycles: int
-    times: Counter[Identity]
-    distinct: dict[Identity, Lasso]
+    found: tuple[FoundLasso, ...] = ()
+
+
+class ProgressSweep(Searched[SweptProgress]):
+    """The rows of a progress sweep so far and what never gets anywhere in them."""
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many scopes came out how."""
+        return Counter(one.outcome for one in self.swept)
+
+    @property
+    def times(self) -> Counter[Identity]:
+        """The number of scopes that have a lasso of an identity."""
+        return Counter(found.identity for one in self.swept for found in one.found)
+
+    @property
+    def distinct(self) -> dict[Identity, Lasso]:
+        """Each distinct lasso once, its smallest."""
+        best = _smallest(found for one in self.swept for found in one.found)
+        return dict(sorted(best.items(), key=lambda item: str(item[0])))
+
+    def total(self, count: str) -> int:
+        """The sum of a count of the rows, by its name."""
+        return sum(getattr(one, count) for one in self.swept)
+
+
+def search_progress(number: int, row: Row, limits: Limits) -> SweptProgress:
+    """Check progress in one row's scope. A Ctrl-C is raised."""
+    done = check_progress(scope_of(number, row), limits, most=MOST)
+    done.result.finished()
+    found = _smallest(FoundLasso(identity_of_lasso(one), one) for one in done.lassos)
+    return SweptProgress(
+        number=number,
+        row=row,
+        outcome=done.outcome,
+        early=done.result.outcome == "bounded",
+        cut=done.cut_states > 0,
+        states=done.result.states,
+        transitions=done.result.transitions,
+        due_states=done.due_states,
+        cycles=done.cycles,
+        fair_cycles=done.fair_cycles,
+        found=tuple(FoundLasso(identity, one) for identity, one in found.items()),
+    )
 
 
 def progress_sweep(
-    count: int,
+    bound: Bound = Bound(),  # noqa: B008 (immutable)
     *,
+    strength: int = 2,
     seed: int = 0,
     limits: Limits = LIMITS,
-    watch: Callable[[int, int], None] | None = None,
+    record: Path | None = None,
+    watch: Watch | None = None,
 ) -> ProgressSweep:
-    """Check progress in the first `count` scopes of the sweep; Ctrl-C ends it with what is done."""
-    done: list[ProgressCheck] = []
-    distinct: dict[Identity, Lasso] = {}
-    times: Counter[Identity] = Counter()
-    rows = Cover(PARAMETERS, CONSTRAINTS, seed=seed).rows()
-    try:
-        for number, row in enumerate(islice(rows, count)):
-            one = check_progress(scope_of(number, row), limits, most=MOST)
-            if one.result.reason == "interrupted":
-                break
-            named = [(identity_of_lasso(found), found) for found in one.lassos]
-            times.update({identity for identity, _found in named})
-            for identity, found in named:
-                if identity not in distinct or _size(found) < _size(distinct[identity]):
-                    distinct[identity] = found
-            done.append(one)
-            if watch is not None:
-                watch(number + 1, count)
-    except KeyboardInterrupt:
-        pass
-    return ProgressSweep(
-        outcomes=Counter(one.outcome for one in done),
-        early=sum(one.result.outcome == "bounded" for one in done),
-        cut=sum(one.cut_states > 0 for one in done),
-        states=sum(one.result.states for one in done),
-        transitions=sum(one.result.transitions for one in done),
-        due_states=sum(one.due_states for one in done),
-        cycles=sum(one.cycles for one in done),
-        fair_cycles=sum(one.fair_cycles for one in done),
-        times=times,
-        distinct=dict(sorted(distinct.items(), key=lambda item: str(item[0]))),
+    """Check progress in the rows of the cover of this strength; the rest as for search_rows."""
+    done = search_rows(
+        Cover(PARAMETERS, CONSTRAINTS, strength=strength, seed=seed),
+        lambda number, row: search_progress(number, row, limits),
+        SweptProgress,
+        bound=bound,
+        made=Made("sweep-progress", limits.states),
+        record=record,
+        watch=watch,
     )
+    return ProgressSweep(done.swept, done.cover, done.ended)
+
+
+def _smallest(found: Iterable[FoundLasso]) -> dict[Identity, Lasso]:
+    best: dict[Identity, Lasso] = {}
+    for one in found:
+        if one.identity not in best or _size(one.lasso) < _size(best[one.identity]):
+            best[one.identity] = one.lasso
+    return best
 
 
 def _size(found: Lasso) -> tuple[int, int]:
