@@ -71,6 +71,8 @@ def scope_from_lines(lines: list[str]) -> Scope:
             values |= values_of(Scope, rest.split(", "))
         elif name == "rules off":
             values["rules_off"] = [] if rest == "none" else rest.split(", ")
+        elif name == "mends":
+            values["mends"] = rest.split(", ")
         else:
             requests.append(_request(line))
     return scope_from_dict({**values, "requests": requests})

@@ -228,7 +228,7 @@ def _others(option: Option) -> tuple[Any, ...]:
     if option.choices:
         return option.choices
     if option.many:
-        return (("free_tail_first", "finish_once"),) if option.kind is str else ()
+        return (("free_tail_first", "finish_once"), ("look_before_reset",)) * (option.kind is str)
     of_kind: dict[type[Any], tuple[Any, ...]] = {
         bool: (True, False),
         int: (1, 2, 3, 5),
