@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 
 from kvproof.bridge.follow import Difference
 from kvproof.checker.minimize import minimize
-from kvproof.model.scope import MAX_REQUESTS, Scope
+from kvproof.model.scope import Scope
 from kvproof.scopes.draw import Chooser, RandomChooser, Size, draw_scope
 from kvproof.trace.render import render
 from kvproof.trace.trace import Trace, TraceError, dumps, save
@@ -76,7 +76,6 @@ class Hunt:
     sizes: tuple[Size, ...] = SIZES
     rules_off: tuple[str, ...] = ()
     guided: bool = True
-    most_requests: int = MAX_REQUESTS
     tally: Tally = field(default_factory=Tally)
     examples: int = 0
     failed: bool = False
@@ -118,7 +117,7 @@ def machine(hunt: Hunt) -> type[RuleBasedStateMachine]:
                     self.world.burst(LONGEST_BURST, draws + k, guided=hunt.guided)
 
         def _open(self, choose: Chooser) -> None:
-            scope = draw_scope(choose, choose.pick(hunt.sizes), most_requests=hunt.most_requests)
+            scope = draw_scope(choose, choose.pick(hunt.sizes))
             self.scope = scope.with_rules_off(*hunt.rules_off)
             self.world = hunt.open_world(self.scope, self.seen)
 

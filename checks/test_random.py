@@ -14,11 +14,10 @@ from hypothesis import Phase, Verbosity, settings
 from checks.random_machines import FOLDER, Hunt, account, run
 from checks.random_page import PAGE, sampled_rules, states_row
 from kvproof.bridge.client import Client
-from kvproof.bridge.follow import MOST_REQUESTS, Difference, On, opener
+from kvproof.bridge.follow import Difference, On, opener
 from kvproof.bridge.vllm_replay import replay_on_vllm
 from kvproof.checker.minimize import follow
 from kvproof.model.rules import Rule
-from kvproof.model.scope import MAX_REQUESTS
 from kvproof.scopes.named import SCOPES
 from kvproof.trace.trace import load, replay
 from kvproof.walks.coverage import states_reached
@@ -60,8 +59,7 @@ def test_random_runs_break_nothing_but_open_findings(
     measured: Callable[[str], None],
 ) -> None:
     client = None if on == "model" else request.getfixturevalue("vllm")
-    most_requests = MOST_REQUESTS if on == "lockstep" else MAX_REQUESTS
-    hunt = Hunt(opener(on, client), most_requests=most_requests)
+    hunt = Hunt(opener(on, client))
     wrong = run(hunt, examples(share), first_seed)
     measured(f"random     on {on:<8} seed {first_seed}: {hunt.tally}")
     if wrong is not None:
@@ -106,9 +104,7 @@ def test_a_guided_walk_meets_more_states_and_the_page_says_so(name: str) -> None
 
 
 def test_lockstep_tells_the_real_classes_from_a_model_without_a_rule(vllm: Client) -> None:
-    hunt = Hunt(
-        opener("lockstep", vllm), rules_off=("free_tail_first",), most_requests=MOST_REQUESTS
-    )
+    hunt = Hunt(opener("lockstep", vllm), rules_off=("free_tail_first",))
     wrong = run(hunt, settings(examples(1), phases=[Phase.generate]), 0)
     assert isinstance(wrong, Difference)
     assert "free" in {name for name, _model, _real in wrong.fields}

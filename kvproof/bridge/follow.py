@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
-from kvproof.bridge.lockstep import Expected, compare, expect
+from kvproof.bridge.differences import Expected, Field, compare, told
+from kvproof.bridge.lockstep import expect
 from kvproof.bridge.observed import ObservedWorld, RealClasses
 from kvproof.model import engine
 from kvproof.model.engine import Kind
@@ -17,17 +18,13 @@ from kvproof.trace.trace import Trace, from_codes
 from kvproof.walks.worlds import ModelWorld, Tally, World
 
 On = Literal["model", "vllm", "lockstep"]
-MOST_REQUESTS = 8
-"""vLLM frees some requests in the order of a set of ids; so many ids stand in it in their order."""
 
 
 class Difference(AssertionError):
-    """A run after whose last action the model and vLLM differ: field, model's value, vLLM's."""
+    """A run after whose last action the model and vLLM differ, one line a field."""
 
-    def __init__(self, trace: Trace, fields: tuple[tuple[str, Any, Any], ...]) -> None:
-        super().__init__(
-            "; ".join(f"{name}: the model {ours}, vLLM {theirs}" for name, ours, theirs in fields)
-        )
+    def __init__(self, trace: Trace, fields: tuple[Field, ...]) -> None:
+        super().__init__("\n".join(told(fields)))
         self.trace = trace
         self.fields = fields
 

@@ -3,11 +3,13 @@
 The search's tree of first paths is walked depth first. At each state every enabled action is taken
 once on both sides, so that each transition of the searched graph is compared; a snapshot on the
 real side makes going back cheap. Operations travel in batches, and the real side works on one
-batch while the model prepares the next.
+batch while the model prepares the next. After a difference only shorter runs are taken, so that
+the last one found is the shortest.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
+from kvproof.bridge.differences import Expected, Field, compare, is_endless, is_skipped, told
 from kvproof.bridge.observation import Past
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model import engine
@@ -29,10 +32,8 @@ from kvproof.shown import Shown
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import enabled_codes, name_action
 from kvproof.trace.trace import Trace, from_codes
-from kvproof.vllm import protocol
 
 _BATCH = 400
-_KEPT_DIFFERENCES = 20
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Difference:
 
     scope: Scope
     codes: tuple[int, ...]
-    fields: tuple[tuple[str, Any, Any], ...]
+    fields: tuple[Field, ...]
 
     @property
     def trace(self) -> Trace:
@@ -51,9 +52,7 @@ class Difference:
     @property
     def lines(self) -> list[str]:
         """Each field that differs, with both values."""
-        return [
-            f"  {field}\n    model {model}\n    vLLM  {real}" for field, model, real in self.fields
-        ]
+        return [f"  {line}" for line in told(self.fields)]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class Report(Shown):
     transitions: int
     operations: int
     seconds: float
-    differences: int
     difference: Difference | None
     left: int = 0
 
@@ -97,20 +95,6 @@ class Report(Shown):
         return "\n".join(lines)
 
 
-@dataclass
-class Expected:
-    """One operation under way: the run it ends, and what the model says of it.
-
-    `past` is what the run has come by after it.
-    """
-
-    codes: tuple[int, ...]
-    past: Past
-    result: Any
-    observation: list[Any]
-    asserts: bool
-
-
 def _tree(result: Result) -> dict[int, dict[int, int]]:
     """Children of each state in the tree of first paths: state -> action -> state."""
     parents: NDArray[np.uint32] = result.store.parents
@@ -122,12 +106,15 @@ def _tree(result: Result) -> dict[int, dict[int, int]]:
 
 
 class _Walk:
-    """The operations of a lockstep in order, each with what is expected of it (None: no answer)."""
+    """The operations of a lockstep in order, each with what is expected of it (None: no answer).
+
+    No run has more than `most` actions, which may fall on the way.
+    """
 
     def __init__(self, compiled: Compiled, children: dict[int, dict[int, int]]) -> None:
         self.compiled = compiled
         self.children = children
-        self.transitions = 0
+        self.most = sys.maxsize
 
     def operations(self) -> Iterator[tuple[list[Any], Expected | None]]:
         yield observation.new_engine(self.compiled.scope), None
@@ -147,6 +134,10 @@ class _Walk:
         enabled = enabled_codes(self.compiled, state).tolist()
         children = self.children.get(number, {})
         for k, code in enumerate(enabled):
+            if len(codes) >= self.most:
+                if k > 0:
+                    yield ["pop"], None
+                return
             if k == 0 and len(enabled) > 1:
                 yield ["push"], None
             elif k > 0:
@@ -155,7 +146,6 @@ class _Walk:
             after = state.copy()
             report = self.compiled.new_report()
             engine.apply(after, self.compiled.c, report, code)
-            self.transitions += 1
             operation, expected = expect(
                 self.compiled, state, after, action, report, (*codes, code), past
             )
@@ -185,32 +175,78 @@ def expect(
     )
 
 
-def compare(expected: Expected, answer: Any) -> tuple[tuple[str, Any, Any], ...]:
-    """The fields in which the real side's answer differs from the model's."""
-    result, seen = answer
-    if isinstance(result, list) and result and result[0] in ("error", "skipped"):
-        return () if expected.asserts else (("outcome", "no error", result),)
-    if expected.asserts:
-        return (("outcome", "an assertion of vLLM", "no error"),)
-    fields: list[tuple[str, Any, Any]] = []
-    if result != expected.result:
-        fields += _parts(expected.result, result)
-    if seen != expected.observation:
-        for name, model, real in zip(protocol.OBSERVATION, expected.observation, seen, strict=True):
-            if model not in (real, observation.UNSTATED):
-                fields.append((name, model, real))
-    return tuple(fields)
+class Comparison:
+    """A lockstep under way over an exhausted search: what was compared so far."""
 
+    def __init__(
+        self,
+        scope: Scope,
+        result: Result,
+        client: Client,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.operations = self.transitions = 0
+        self._scope = scope
+        self._total = result.transitions
+        self._walk = _Walk(compile_scope(scope), _tree(result))
+        self._client = client
+        self._watch = watch
+        self._pending: list[list[Expected | None]] = []
+        self._endless = False
 
-def _parts(model: Any, real: Any) -> list[tuple[str, Any, Any]]:
-    """The parts in which two results differ."""
-    if not (isinstance(model, dict) and isinstance(real, dict)):
-        return [("result", model, real)]
-    return [
-        (f"result, {key}", model.get(key), real.get(key))
-        for key in {**model, **real}
-        if model.get(key) not in (real.get(key), observation.UNSTATED)
-    ]
+    def differences(self) -> Iterator[Difference]:
+        """Each difference that is shorter than the one before."""
+        self._endless = True
+        while self._endless:
+            # What does not return takes the rest of the walk with it.
+            self._endless = False
+            self.transitions = 0
+            yield from self._take()
+
+    def _take(self) -> Iterator[Difference]:
+        awaited: list[Expected | None] = []
+        batch: list[list[Any]] = []
+        try:
+            for operation, expected in self._walk.operations():
+                batch.append(operation)
+                awaited.append(expected)
+                self.operations += 1
+                if len(batch) >= _BATCH:
+                    self._submit(batch, awaited)
+                    batch, awaited = [], []
+                    if len(self._pending) > 1:
+                        yield from self._collect()
+                if self._endless:
+                    break
+            if batch and not self._endless:
+                self._submit(batch, awaited)
+            while self._pending:
+                yield from self._collect()
+        except GeneratorExit:
+            while self._pending:
+                self._pending.pop()
+                self._client.collect()
+            raise
+
+    def _submit(self, batch: list[list[Any]], awaited: list[Expected | None]) -> None:
+        self._client.submit(batch)
+        self._pending.append(awaited)
+
+    def _collect(self) -> Iterator[Difference]:
+        answers = self._client.collect()
+        for expected, answer in zip(self._pending.pop(0), answers, strict=True):
+            if expected is None or len(expected.codes) > self._walk.most:
+                continue
+            if is_skipped(answer) and self._walk.most < sys.maxsize:
+                continue
+            self.transitions += 1
+            fields = compare(expected, answer)
+            if fields:
+                self._walk.most = len(expected.codes) - 1
+                self._endless |= is_endless(answer)
+                yield Difference(self._scope, expected.codes, fields)
+        if self._watch is not None:
+            self._watch(self.transitions, self._total)
 
 
 def lockstep(
@@ -225,58 +261,21 @@ def lockstep(
     `watch` is called with the transitions compared and their total. Ctrl-C ends it with what is
     done, and the client is of no use then.
     """
-    compiled = compile_scope(scope)
-    walk = _Walk(compiled, _tree(result))
+    comparison = Comparison(scope, result, client, watch)
     started = time.perf_counter()
-    operations = compared = left = 0
+    left = 0
     shortest: Difference | None = None
-    differences = 0
-    pending: list[list[Expected | None]] = []
-    batch: list[list[Any]] = []
-    awaited: list[Expected | None] = []
-
-    def collect() -> None:
-        nonlocal shortest, differences, compared
-        for expected, answer in zip(pending.pop(0), client.collect(), strict=True):
-            if expected is None:
-                continue
-            compared += 1
-            fields = compare(expected, answer)
-            if not fields:
-                continue
-            differences += 1
-            if shortest is None or len(expected.codes) < len(shortest.codes):
-                shortest = Difference(scope, expected.codes, fields)
-        if watch is not None:
-            watch(compared, result.transitions)
-
     try:
-        for operation, expected in walk.operations():
-            batch.append(operation)
-            awaited.append(expected)
-            operations += 1
-            if len(batch) >= _BATCH:
-                client.submit(batch)
-                pending.append(awaited)
-                batch, awaited = [], []
-                if len(pending) > 1:
-                    collect()
-            if differences >= _KEPT_DIFFERENCES:
-                break
-        if batch:
-            client.submit(batch)
-            pending.append(awaited)
-        while pending:
-            collect()
+        for found in comparison.differences():
+            shortest = found
     except KeyboardInterrupt:
-        left = result.transitions - compared
+        left = result.transitions - comparison.transitions
     return Report(
         scope=scope.name,
         version=client.version,
-        transitions=compared,
-        operations=operations,
+        transitions=comparison.transitions,
+        operations=comparison.operations,
         seconds=time.perf_counter() - started,
-        differences=differences,
         difference=shortest,
         left=left,
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
-from kvproof.bridge.lockstep import compare
-from kvproof.bridge.vllm_replay import expect_moments
+from kvproof.bridge.differences import Field, compare
+from kvproof.bridge.vllm_replay import differs, expect_moments
 from kvproof.model.compiled import compile_scope
 from kvproof.spec.progress import Property
 from kvproof.trace.lasso import Lasso
@@ -26,8 +26,13 @@ class LoopReplay:
     """
 
     differs_at: int
-    fields: tuple[tuple[str, Any, Any], ...]
+    fields: tuple[Field, ...]
     rounds: int
+
+    def __str__(self) -> str:
+        if self.agrees:
+            return f"each action as on the model, {self.rounds} rounds"
+        return differs(self.differs_at, self.fields)
 
     @property
     def agrees(self) -> bool:

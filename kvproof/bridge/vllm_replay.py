@@ -8,7 +8,8 @@ from typing import Any
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
-from kvproof.bridge.lockstep import Expected, compare, expect
+from kvproof.bridge.differences import Expected, Field, compare, told
+from kvproof.bridge.lockstep import expect
 from kvproof.bridge.observation import Past
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.shown import Shown
@@ -23,7 +24,7 @@ class Replay(Shown):
     """
 
     differs_at: int
-    fields: tuple[tuple[str, Any, Any], ...]
+    fields: tuple[Field, ...]
     error: tuple[str, ...] | None
     moments: tuple[Moment, ...]
 
@@ -31,13 +32,17 @@ class Replay(Shown):
         if self.agrees:
             raised = f" ({self.error[0]} in {self.error[2]})" if self.error else ""
             return f"{len(self.moments)} actions, each as on the model{raised}"
-        fields = "; ".join(f"{name}: model {a}, vLLM {b}" for name, a, b in self.fields)
-        return f"differs from the model at action {self.differs_at}: {fields}"
+        return differs(self.differs_at, self.fields)
 
     @property
     def agrees(self) -> bool:
         """Whether vLLM did at every action what the model says."""
         return not self.fields
+
+
+def differs(number: int, fields: tuple[Field, ...]) -> str:
+    """Where the real classes part from the model, and in what."""
+    return "\n  ".join([f"differs from the model at action {number}:", *told(fields)])
 
 
 def expect_moments(

@@ -11,7 +11,7 @@ import typer
 
 from kvproof.bridge.client import Client
 from kvproof.bridge.environment import DEFAULT_VERSION
-from kvproof.bridge.follow import MOST_REQUESTS, Difference, On, opener
+from kvproof.bridge.follow import Difference, On, opener
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import (
     Force,
@@ -24,7 +24,6 @@ from kvproof.cli.console import (
 )
 from kvproof.cli.files import check_output
 from kvproof.cli.outcomes import VIOLATED, exit_code
-from kvproof.model.scope import MAX_REQUESTS
 from kvproof.scopes.draw import Size
 from kvproof.trace.render import render
 from kvproof.trace.trace import save
@@ -70,7 +69,6 @@ def command(
                 seed=seed,
                 size=size,
                 guided=not plain,
-                most_requests=MOST_REQUESTS if on == "lockstep" else MAX_REQUESTS,
                 watch=show,
             )
         except (Violation, Difference) as wrong:

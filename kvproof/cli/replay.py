@@ -86,14 +86,7 @@ def _replay_lasso(found: Lasso, vllm: bool, version: str, as_json: bool) -> NoRe
         with Client(version) as client:
             done = go_round(found, client)
         off = ", ".join(found.scope.rules_off)
-        err.print(
-            f"vLLM {version}{f', which has the guard of {off}' if off else ''}: "
-            + (
-                f"each action as on the model, {done.rounds} rounds"
-                if done.agrees
-                else f"differs from the model at action {done.differs_at}"
-            )
-        )
+        err.print(f"vLLM {version}{f', which has the guard of {off}' if off else ''}: {done}")
     raise typer.Exit(1)
 
 
@@ -116,8 +109,7 @@ def _say_replay(run: Trace, done: Replay | None, version: str) -> str:
     if done is None:
         return f"{vllm} not tried, for kvproof/vllm/guards_out.py cannot take it out"
     if not done.agrees:
-        fields = "; ".join(f"{name}: model {a}, vLLM {b}" for name, a, b in done.fields)
-        return f"{vllm} differs from the model at action {done.differs_at}: {fields}"
+        return f"{vllm} {done}"
     raised = f" ({done.error[0]} in {done.error[2]})" if done.error else ""
     return (
         f"{vllm} {len(run.actions)} actions, each as on the model; "

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from kvproof.bridge.differences import told
 from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import (
@@ -221,8 +222,8 @@ def lockstep(
 
 def _show_episode(episode: Episode) -> None:
     out.print(render(episode.trace))
-    for field, model, vllm in episode.difference:
-        out.print(f"  {field}\n    model {model}\n    vLLM  {vllm}")
+    for line in told(episode.difference):
+        out.print(f"  {line}")
     if episode.broken is not None:
         out.print(f"  broken on the model: {episode.broken}")
 

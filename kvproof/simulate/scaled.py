@@ -16,8 +16,9 @@ import msgspec
 
 from kvproof.bridge import observation
 from kvproof.bridge.client import Client
+from kvproof.bridge.differences import Field, compare, told
 from kvproof.bridge.environment import DEFAULT_VERSION
-from kvproof.bridge.lockstep import compare, expect
+from kvproof.bridge.lockstep import expect
 from kvproof.bridge.observation import Past
 from kvproof.model import scheduler
 from kvproof.model.compiled import compile_scope, next_token
@@ -47,7 +48,7 @@ class Episode:
     compared: int = 0
     records: list[clock.Record] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
-    difference: tuple[tuple[str, object, object], ...] = ()
+    difference: tuple[Field, ...] = ()
     broken: clock.Broken | None = None
 
     @property
@@ -65,8 +66,8 @@ class Episode:
 class Differs(Exception):
     """The two sides do not agree: (field, model's value, vLLM's value) of each difference."""
 
-    def __init__(self, fields: tuple[tuple[str, object, object], ...]) -> None:
-        super().__init__(str(fields))
+    def __init__(self, fields: tuple[Field, ...]) -> None:
+        super().__init__("; ".join(told(fields)))
         self.fields = fields
 
 

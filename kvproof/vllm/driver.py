@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cache
-from itertools import count as counting
+from types import CodeType, FrameType
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ import vllm
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched import scheduler as scheduler_module
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
@@ -50,7 +51,6 @@ _VLLM_FILES = os.path.dirname(vllm.__file__) + os.sep
 _TOKEN_BYTES = 2
 _EMPTY_PREFIX = bytes(_TOKEN_BYTES)
 _GROUP_ID_BYTES = 4
-_SET_PLACES = 128
 
 NOBODY = -1
 """Stands in an output's result for what is told to no request's client."""
@@ -83,6 +83,25 @@ def prefix_of(block_hash: bytes) -> list[str | int]:
 
 class Unfit(Exception):
     """An answer that the oldest step cannot have: of the device, or about transfers."""
+
+
+class DoesNotReturn(BaseException):
+    """A call has run for too long; no handler of vLLM's takes it for an error that it knows."""
+
+
+SECONDS = 10.0
+"""Time that a call may take before it counts as one that does not return."""
+
+
+class InOrder(set[Any]):
+    """A set that is walked in the order of its elements, in whatever order they came."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__()))
+
+
+# vLLM frees the requests that fail together in the order of a set of their ids.
+scheduler_module.set = InOrder
 
 
 class _NoStructuredOutput:
@@ -149,19 +168,6 @@ def _copied(container: Any) -> Any:
     return container.copy()
 
 
-@cache
-def _name(r: int) -> str:
-    """A request id: ids are in the order of their numbers, as strings and in sets.
-
-    Priority ties fall back on the order of ids. And vLLM frees some requests in the order in which
-    it meets them in a set, which is the order of hashes: one that is r modulo the size of any
-    small set puts id r at place r.
-    """
-    return next(
-        name for n in counting() if hash(name := f"r{r:03}-{n}") % _SET_PLACES == r % _SET_PLACES
-    )
-
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
@@ -194,7 +200,8 @@ class Engine:
         ]
         self._prefixes: dict[bytes | None, list[str | int] | None] = {None: None}
         self._specs = scope["requests"]
-        self._names = [_name(r) for r in range(len(self._specs))]
+        # In the order of their numbers, which priority ties fall back on.
+        self._names = [f"r{r:03}" for r in range(len(self._specs))]
         self._numbers = {name: r for r, name in enumerate(self._names)}
         self._sampling_params = [
             SamplingParams(
@@ -360,8 +367,8 @@ class Engine:
         transfers = None
         if recved or sent or invalid:
             transfers = KVConnectorOutput(
-                finished_recving={names[r] for r in recved},
-                finished_sending={names[r] for r in sent},
+                finished_recving=InOrder(names[r] for r in recved),
+                finished_sending=InOrder(names[r] for r in sent),
                 invalid_block_ids=set(invalid),
             )
         scheduled = list(step.num_scheduled_tokens)
@@ -633,53 +640,80 @@ def _copied_hashes(published: dict[bytes, Any]) -> dict[bytes, Any]:
 class Driver:
     """Answers operations on one engine at a time, with a stack of its snapshots.
 
-    After an operation that made vLLM raise, the state is broken: operations are skipped until a
-    move leads out of it. A broken state is saved as None, which keeps the stack in step.
+    After an operation that raised, the state is broken: operations are skipped until a move leads
+    out of it. A broken state is saved as None, which keeps the stack in step. After a call that did
+    not return, which may have stopped anywhere, everything is skipped up to the next `new`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
         self._engine: Engine | None = None
         self._stack: list[_Snapshot | None] = []
         self._broken = True
+        self._untold: list[Any] | None = None
         self._guards_out = ExitStack()
+        signal.signal(signal.SIGALRM, _out_of_time)
 
     def answer(self, operation: list[Any]) -> list[Any] | None:
         """The answer to one operation, as kvproof/vllm/protocol.py has it.
 
-        What is not vLLM's doing (an unknown operation, a scope that its configuration refuses)
-        is raised and ends the driver.
+        What a call or a look at vLLM's objects raises is an answer too; what a move does is the
+        next operation's. An unknown operation, or a scope that vLLM's configuration refuses, is
+        raised and ends the driver.
         """
         name, *arguments = operation
         if name in protocol.MOVES:
-            getattr(self, f"_{name}")(*arguments)
+            self._untold = self._taken(getattr(self, f"_{name}"), arguments) or self._untold
             return None
         if name not in OPERATIONS:
             allowed = ", ".join((*OPERATIONS, *protocol.MOVES))
             raise ValueError(f"operation {name!r}: allowed are {allowed}")
+        if self._untold is not None:
+            told, self._untold = self._untold, None
+            return told
         if self._broken or self._engine is None:
             return [["skipped"], None]
+        return self._taken(self._call, [OPERATIONS[name], *arguments])
+
+    def _taken(self, method: Callable[..., Any], arguments: list[Any]) -> list[Any] | None:
+        """What a method returns, or the answer that tells what came of it instead."""
         try:
-            result = OPERATIONS[name](self._engine, *arguments)
-            return [result, self._engine.observation()]
-        except Exception as error:
-            where = "driver.py:output" if isinstance(error, Unfit) else vllm_location(error)
-            if where is None:
+            # Again and again, for one that is raised where nothing can be raised is lost.
+            signal.setitimer(signal.ITIMER_REAL, self._seconds, self._seconds)
+            try:
+                done: list[Any] | None = method(*arguments)
+                return done
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except (Exception, DoesNotReturn) as error:
+            if build_config.__code__ in _codes(error):
                 raise
             self._broken = True
+            if isinstance(error, DoesNotReturn):
+                self._engine = None
             message = str(error).partition("\n")[0]
+            where = vllm_location(error) or _short(_codes(error)[-1])
             return [["error", type(error).__name__, message, where], None]
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        assert self._engine is not None
+        result = method(self._engine, *arguments)
+        return [result, self._engine.observation()]
 
     def _new(
         self, scope: dict[str, Any], guards_out: Sequence[str] = (), mends: Sequence[str] = ()
     ) -> None:
         self._stack.clear()
+        self._engine, self._broken, self._untold = None, True, None
         self._guards_out.close()
         self._guards_out.enter_context(taken_out(guards_out, mends))
         self._engine = Engine(scope)
         self._broken = False
 
     def _push(self) -> None:
-        self._stack.append(None if self._broken or not self._engine else self._engine.save())
+        self._stack.append(None)
+        if self._engine is not None and not self._broken:
+            self._stack[-1] = self._engine.save()
 
     def _pop(self) -> None:
         self._go_to(self._stack.pop())
@@ -688,19 +722,30 @@ class Driver:
         self._go_to(self._stack[-1])
 
     def _go_to(self, saved: _Snapshot | None) -> None:
-        self._broken = saved is None
+        self._broken = True
         if saved is not None and self._engine is not None:
             self._engine.restore(saved)
+            self._broken = False
+
+
+def _out_of_time(_signal: int, _frame: FrameType | None) -> None:
+    raise DoesNotReturn("has run for too long")
+
+
+def _codes(error: BaseException) -> list[CodeType]:
+    """What the error went through, outermost first."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [code for code in frames if code is not _out_of_time.__code__]
+
+
+def _short(code: CodeType) -> str:
+    return f"{os.path.basename(code.co_filename)}:{code.co_name}"
 
 
 def vllm_location(error: BaseException) -> str | None:
     """The innermost of vLLM's frames that the error went through, as "file.py:function"."""
-    location = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        if code.co_filename.startswith(_VLLM_FILES):
-            location = f"{os.path.basename(code.co_filename)}:{code.co_name}"
-    return location
+    inside = [code for code in _codes(error) if code.co_filename.startswith(_VLLM_FILES)]
+    return _short(inside[-1]) if inside else None
 
 
 def serve(

@@ -14,7 +14,6 @@ import importlib
 import inspect
 import os
 import random
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from typing import Any
 
 import vllm
 
-from kvproof.vllm.driver import Driver, serve_on, vllm_location
+from kvproof.vllm.driver import Driver, serve_on
 from kvproof.vllm.edits import (
     EditError,
     function_named,
@@ -51,11 +50,7 @@ MODULES = (
 _VLLM = os.path.dirname(vllm.__file__)
 
 SECONDS = 1.0
-"""CPU time that one operation may take before it counts as one that does not return."""
-
-
-class DoesNotReturn(RuntimeError):
-    """An operation has run for too long."""
+"""Time that one call may take before it counts as one that does not return."""
 
 
 def functions() -> list[str]:
@@ -123,16 +118,13 @@ class Mutants:
     """The driver's operations, on vLLM with a mutant in it."""
 
     def __init__(self) -> None:
-        self._driver = Driver()
+        self._driver = Driver(SECONDS)
         self._in = ExitStack()
         self._lines: set[tuple[str, int]] = set()
         self._files: set[str] = set()
 
     def answer(self, operation: list[Any]) -> Any:
-        """The answer to an operation of the driver, or to one of ours.
-
-        What is not vLLM's doing is answered as a driver error; the next `new` goes on.
-        """
+        """The answer to an operation of the driver, or to one of ours."""
         name, *arguments = operation
         if name == "mutants":
             return listed()
@@ -142,22 +134,12 @@ class Mutants:
             return self._put_in(*arguments)
         if name == "reach":
             return self._reach()
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        try:
-            return self._driver.answer(operation)
-        except Exception as error:
-            self._driver = Driver() if name == "new" else self._driver
-            self._driver._broken = True
-            if vllm_location(error) is not None:
-                return [["error", type(error).__name__, str(error)[:200], name], None]
-            return [["driver error", type(error).__name__, str(error)[:200]], None]
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+        return self._driver.answer(operation)
 
     def _put_in(self, name: str | None) -> None:
         random.seed(0)
         self._in.close()
-        self._driver = Driver()
+        self._driver = Driver(SECONDS)
         if name is not None:
             function, _, place = name.partition("#")
             number, _, k = place.partition(".")
@@ -181,13 +163,8 @@ class Mutants:
         return self._line
 
 
-def _out_of_time(number: int, frame: FrameType | None) -> None:
-    raise DoesNotReturn(f"more than {SECONDS} s of CPU time")
-
-
 def main() -> None:
     """Serve standard input; the argument is the descriptor to answer on."""
-    signal.signal(signal.SIGPROF, _out_of_time)
     serve_on(int(sys.argv[1]), Mutants().answer)
 
 

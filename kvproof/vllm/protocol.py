@@ -6,9 +6,11 @@ of operations `[name, argument...]`; the driver answers each with the list of th
 is its vLLM's version and the names of the rules whose guards it can take out.
 
 An operation that makes vLLM raise is answered with the result `["error", type, first line of the
-message, "file.py:function"]`, and so is an output that the oldest step cannot have, for the
-scheduler has planned another step; later ones with `["skipped"]`, until a move leads out of the
-broken state; then the observation is None. A batch that makes no sense ends the driver.
+message, "file.py:function"]`, and so is one that meets an object of another shape than the driver
+knows, an output that the oldest step cannot have, for the scheduler has planned another step, and
+a call that does not return (type DoesNotReturn). Later ones are answered with `["skipped"]`, until
+a move leads out of the broken state, after a call that does not return until the next `new`; then
+the observation is None. A batch that makes no sense ends the driver.
 """
 
 from __future__ import annotations
@@ -69,6 +71,28 @@ REQUEST = (
     "spec_token_ids",
 )
 """Fields of a request in the observation's `requests`, in their order."""
+
+SCRIPT = ("request", "load_used", "asks_left")
+"""Fields of a request in the observation's `connector`: what is left of its script."""
+
+SENT_NEW = (
+    "request",
+    "sent prompt_token_ids",
+    "sent prefill_token_ids",
+    "sent block_ids",
+    "sent num_computed_tokens",
+)
+"""Fields of a request in a step's `sent_new`."""
+
+SENT_CACHED = (
+    "request",
+    "sent new_block_ids",
+    "sent num_computed_tokens",
+    "sent num_output_tokens",
+    "sent new_token_ids",
+    "sent all_token_ids",
+)
+"""Fields of a request in a step's `sent_cached`."""
 
 OUTPUT = (
     "new_token_ids",

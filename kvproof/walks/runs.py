@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvproof.model.scope import MAX_REQUESTS, Scope
+from kvproof.model.scope import Scope
 from kvproof.scopes.draw import Chooser, RandomChooser, Size, draw_scope
 from kvproof.walks.worlds import Tally, World
 
@@ -12,12 +12,10 @@ SIZES: tuple[Size, ...] = ("tiny",) * 6 + ("small",) * 5 + ("medium",) * 3 + ("l
 """Sizes of scopes as often as they are drawn."""
 
 
-def draw_run(
-    choose: Chooser, size: Size | None, name: str, most_requests: int = MAX_REQUESTS
-) -> Scope:
+def draw_run(choose: Chooser, size: Size | None, name: str) -> Scope:
     """The scope of a run; its size is drawn too where none is given."""
     chosen = choose.pick(SIZES) if size is None else size
-    return draw_scope(choose, chosen, name, most_requests=most_requests)
+    return draw_scope(choose, chosen, name)
 
 
 def random_runs(
@@ -28,7 +26,6 @@ def random_runs(
     seed: int = 0,
     size: Size | None = None,
     guided: bool = True,
-    most_requests: int = MAX_REQUESTS,
     watch: Callable[[int, int], None] | None = None,
 ) -> Tally:
     """Run so many drawn scopes for at most `steps` actions each; Ctrl-C ends it with what is done.
@@ -39,7 +36,7 @@ def random_runs(
     try:
         for i in range(runs):
             choose = RandomChooser(f"{seed}-{i}")
-            scope = draw_run(choose, size, f"random-{seed}-{i}", most_requests)
+            scope = draw_run(choose, size, f"random-{seed}-{i}")
             world = open_world(scope, tally)
             world.burst(steps, choose.integer(0, (1 << 30) - 1), guided=guided)
             if watch is not None:
