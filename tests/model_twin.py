@@ -16,6 +16,8 @@ from kvproof.trace.trace import step
 class ModelTwin:
     """The model of a scope with `off` switched off, observed like the real classes."""
 
+    release = "twin"
+
     def __init__(self, off: tuple[str, ...] = ()) -> None:
         self._off = off
 

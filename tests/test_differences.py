@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace as changed
 
 from kvproof.bridge import environment
 from kvproof.bridge.client import Client
@@ -13,15 +16,18 @@ from kvproof.bridge.differences import Expected, compare, told
 from kvproof.bridge.follow import Difference, LockstepWorld
 from kvproof.bridge.lockstep import Comparison, lockstep
 from kvproof.bridge.observation import Past, scope_values
+from kvproof.bridge.observed import ObservedWorld, RealClasses, moments_on
 from kvproof.bridge.vllm_replay import expect_moments, replay_on_vllm
 from kvproof.checker.minimize import with_rules_on
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import External, RequestSpec, Scope
 from kvproof.search.explore import Result, explore
-from kvproof.trace.trace import from_codes, load, replay
+from kvproof.trace.actions import Action
+from kvproof.trace.render import render
+from kvproof.trace.trace import Trace, TraceError, from_codes, load, replay, save
 from kvproof.vllm import protocol
-from kvproof.walks.worlds import Tally
+from kvproof.walks.worlds import Tally, Violation
 from tests.test_vllm_driver import ROOT
 
 _R = RequestSpec
@@ -108,7 +114,7 @@ def test_the_shortest_difference_is_found_and_named(edited: Edited, guard: str) 
     assert not any(differs_at(scope, codes, edited) for codes in runs)
     again = replay_on_vllm(found.trace, edited)
     assert (again.differs_at, again.fields) == (len(found.codes), found.fields)
-    assert any(" R1 " in line for line in found.lines)
+    assert any(" R0 " in line or " R1 " in line for line in found.lines)
     for name, model, real in found.fields:
         assert model != real
         assert "requests" not in name
@@ -201,6 +207,36 @@ def test_many_requests_that_fail_together_are_freed_in_their_order(
     for seed in range(10):
         LockstepWorld(many_loads(requests), tally, edited).burst(40, seed, guided=False)
     assert tally.actions > 100
+
+
+@pytest.mark.parametrize("guard", ["preempt_policy_last", "take_hit_from_free_queue"])
+def test_what_falls_on_an_edited_vllm_is_kept_and_shown_as_it_was_seen_there(
+    edited: Edited, guard: str, tmp_path: Path
+) -> None:
+    edited.guard_out = guard
+    scope = with_rules_on(load(ROOT / "counterexamples" / f"{guard}.json")).scope
+    with pytest.raises(Violation) as caught:
+        for seed in range(300):
+            ObservedWorld(scope, Tally(), RealClasses(edited)).burst(60, seed, guided=False)
+    kept = caught.value.trace
+    assert kept.recorded_on == edited.version
+    save(kept, tmp_path / "seen.json")
+    assert load(tmp_path / "seen.json") == kept
+    moments = list(moments_on(RealClasses(edited), kept))
+    assert set(kept.broken) <= set(moments[-1].broken)
+    text = render(kept, moments)
+    assert f"{len(kept.actions):3}  {kept.actions[-1]}" in text
+    assert f"broken: {', '.join(moments[-1].broken)}" in text
+    assert f"recorded on vLLM {edited.version}" in text
+
+
+def test_a_run_that_the_model_does_not_follow_is_shown_as_far_as_it_does() -> None:
+    again = Action(do="add", request=0)
+    run = Trace(TIGHT, (again, again), recorded_on="0.31.0")
+    text = render(run)
+    assert "the model does not follow from action 2: action 2 (add R0) is not enabled" in text
+    with pytest.raises(TraceError, match="action 2"):
+        render(changed(run, recorded_on=UNSET))
 
 
 OBSERVED: dict[str, Any] = {name: [] for name in protocol.OBSERVATION}

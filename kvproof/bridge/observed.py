@@ -8,7 +8,7 @@ it; the model's scheduler takes no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from kvproof.spec.masks import Id
 from kvproof.spec.verdicts import BROKEN
 from kvproof.trace.actions import Action
 from kvproof.trace.codes import name_action
-from kvproof.trace.trace import Trace, TraceError, names_of, replay
+from kvproof.trace.trace import Moment, Trace, TraceError, find_code, names_of, replay
 from kvproof.vllm import protocol
 from kvproof.walks.worlds import Tally, Violation, draw_code, settle
 
@@ -173,6 +173,11 @@ def _of(r: int | None) -> str:
 class Scheduling(Protocol):
     """What is run: takes an action, as the driver's operation and by name, and answers for it."""
 
+    @property
+    def release(self) -> str:
+        """Of vLLM, as a trace says what it was recorded on."""
+        ...
+
     def start(self, scope: Scope) -> None:
         """Begin anew."""
         ...
@@ -188,6 +193,11 @@ class RealClasses:
     def __init__(self, client: Client, guards_out: tuple[str, ...] = ()) -> None:
         self._client = client
         self._guards_out = guards_out
+
+    @property
+    def release(self) -> str:
+        """The release that the driver has."""
+        return self._client.version
 
     def start(self, scope: Scope) -> None:
         """A fresh engine, without the guards of these rules."""
@@ -208,7 +218,7 @@ class ObservedWorld:
         self.over = False
         self.state: Record = self.compiled.initial()
         self._real = real
-        self._report = self.compiled.new_report()
+        self.report = self.compiled.new_report()
         self._workspace = masks.new_workspace(self.compiled.state.sizes)
         self._actions: list[Action] = []
         self._codes = {prefix: code for code, prefix in enumerate(self.compiled.prefixes)}
@@ -228,7 +238,13 @@ class ObservedWorld:
 
     def take(self, code: int) -> None:
         """Take one enabled action and look at what it did."""
-        c, e, before = self.compiled.c, self._report, self.state
+        broken, what = self.look(code)
+        if broken:
+            self._ended(broken, what)
+
+    def look(self, code: int) -> tuple[tuple[str, ...], str]:
+        """Take one enabled action; what it broke, and how that shows."""
+        c, e, before = self.compiled.c, self.report, self.state
         action = name_action(self.compiled, before, code)
         self._actions.append(action)
         self.tally.kinds[code % engine.KINDS] += 1
@@ -238,17 +254,14 @@ class ObservedWorld:
         operation = observation.operation(self.compiled, before, action, e)
         result, seen = self._real.call(operation, action)
         if seen is None:
-            self._ended((Id.NoAssertion.name,), f"{action} raised {result}")
-            return
+            return (Id.NoAssertion.name,), f"{action} raised {result}"
         wrong = _wrong(action, result, seen)
         if wrong:
-            self._ended(*wrong)
-            return
+            return wrong
         try:
             fill(self.compiled, state, seen, self._codes)
         except KeyError as error:
-            self._ended((Id.PublishedSound.name,), f"nobody's prefix is published: {error}")
-            return
+            return (Id.PublishedSound.name,), f"nobody's prefix is published: {error}"
         if action.kind == Kind.SCHEDULE:
             self._scheduled(before, state, result)
         elif action.kind == Kind.OUTPUT:
@@ -269,12 +282,11 @@ class ObservedWorld:
         for identity, holds in _SEEN_IN_STEPS.items():
             if holds(before, state, c, e, code % engine.KINDS) == BROKEN:
                 broken |= 1 << identity
-        if broken:
-            self._ended(names_of(broken), "")
+        return names_of(broken), ""
 
     def _prepare(self, state: Record, code: int) -> None:
         """The device's part of the action, before the scheduler hears of it."""
-        c, e = self.compiled.c, self._report
+        c, e = self.compiled.c, self.report
         kind, argument = Kind(code % engine.KINDS), code // engine.KINDS
         if kind == Kind.OUTPUT:
             engine.decode_output(state, c, e, argument)
@@ -286,7 +298,7 @@ class ObservedWorld:
             state.sending[argument] = 2
 
     def _reset(self, before: Record, state: Record, result: Any) -> None:
-        self._report.reset_ok = -1 if result == "raised" else int(result)
+        self.report.reset_ok = -1 if result == "raised" else int(result)
         if self._actions[-1].running:
             running = (before.running[: before.num_running] - 1).tolist()
             self._preempted(state, running, Branch.reset_preempted)
@@ -300,7 +312,7 @@ class ObservedWorld:
 
     def _scheduled(self, before: Record, state: Record, result: dict[str, Any]) -> None:
         """Put the step of a SchedulerOutput in flight."""
-        c, e, scope = self.compiled.c, self._report, self.compiled.scope
+        c, e, scope = self.compiled.c, self.report, self.compiled.scope
         victims = [r for r in result["preempted"] if not before.preempted_note[r]]
         self._preempted(state, victims, Branch.preempted_other)
         e.num_victims = len(victims)
@@ -387,7 +399,7 @@ class ObservedWorld:
         self, state: Record, r: int, start: int, tokens: int, is_async: bool, blocks: list[int]
     ) -> None:
         """A load begins: beside the steps, or with this one."""
-        e = self._report
+        e = self.report
         if not is_async:
             e.sync_load_start[r], e.sync_load[r] = start, tokens
             return
@@ -399,7 +411,7 @@ class ObservedWorld:
 
     def _taken_in(self, before: Record, state: Record, result: dict[int, list[Any]]) -> None:
         """What the scheduler made of an output, and what became of the transfers it reported."""
-        c, e, scope = self.compiled.c, self._report, self.compiled.scope
+        c, e, scope = self.compiled.c, self.report, self.compiled.scope
         for r, (tokens, reason, *_) in result.items():
             e.delivered[r] = len(tokens)
             if reason is not None:
@@ -452,7 +464,9 @@ class ObservedWorld:
         """The run is over: with an open finding, as the model shows too, or with news."""
         self.over = True
         of_states = tuple(name for name in broken if name in Id.__members__)
-        trace = Trace(self.compiled.scope, tuple(self._actions), of_states)
+        trace = Trace(
+            self.compiled.scope, tuple(self._actions), of_states, recorded_on=self._real.release
+        )
         try:
             *_, last = replay(trace)
         except TraceError as error:
@@ -461,3 +475,18 @@ class ObservedWorld:
             says = " and ".join(last.broken) or "nothing"
             raise Violation(trace, f"{' and '.join(broken)} broken, by the model {says}; {what}")
         settle(Trace(trace.scope, trace.actions, last.broken), self.tally)
+
+
+def moments_on(real: Scheduling, trace: Trace) -> Iterator[Moment]:
+    """A trace's actions on something that is observed, up to the first that breaks something.
+
+    TraceError where an action is not enabled by what is seen there.
+    """
+    world = ObservedWorld(trace.scope, Tally(), real)
+    for number, action in enumerate(trace.actions, 1):
+        before = world.state
+        code = find_code(world.compiled, before, action, number)
+        broken, _how = world.look(code)
+        yield Moment(number, action, code, before, world.state, world.report.copy(), broken)
+        if broken:
+            return

@@ -12,6 +12,7 @@ import typer
 from kvproof.bridge.client import Client
 from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.bridge.follow import Difference, On, opener
+from kvproof.bridge.observed import RealClasses, moments_on
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import (
     Force,
@@ -72,13 +73,16 @@ def command(
                 watch=show,
             )
         except (Violation, Difference) as wrong:
+            if to is not None:
+                save(wrong.trace, to, force=force)
             if as_json:
                 found = {"wrong": str(wrong), "trace": msgspec.to_builtins(wrong.trace)}
                 print_json("random", found)
             else:
-                out.print(f"{wrong}\n{render(wrong.trace)}")
-            if to is not None:
-                save(wrong.trace, to, force=force)
+                seen = None
+                if wrong.trace.recorded_on and client is not None:
+                    seen = moments_on(RealClasses(client), wrong.trace)
+                out.print(f"{wrong}\n{render(wrong.trace, seen)}")
             raise typer.Exit(VIOLATED) from None
     seconds = time.perf_counter() - started
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,13 +12,14 @@ import typer
 from kvproof.bridge.client import Client
 from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.bridge.loops import go_round
+from kvproof.bridge.observed import RealClasses, moments_on
 from kvproof.bridge.vllm_replay import Replay, replay_on_vllm
 from kvproof.checker.minimize import with_rules_on
 from kvproof.cli.arguments import Version
 from kvproof.cli.console import Json, err, out, print_json, telling_of_compilation
 from kvproof.trace.lasso import Lasso, is_lasso, load_lasso, render_lasso
 from kvproof.trace.render import render
-from kvproof.trace.trace import Trace, load, passed_over, replay
+from kvproof.trace.trace import Moment, Trace, load, not_followed, passed_over, replay
 
 EXAMPLES = """
 kvproof replay x.json
@@ -39,6 +40,9 @@ def command(
         with telling_of_compilation():
             _replay_lasso(load_lasso(file), vllm, version, as_json)
     trace = load(file)
+    if trace.recorded_on:
+        with telling_of_compilation():
+            _replay_recorded(trace, vllm, version, as_json)
     with telling_of_compilation():
         moments = list(replay(trace))
     broken = sorted({name for moment in moments for name in moment.broken})
@@ -47,7 +51,7 @@ def command(
     passed_over(trace)
     real = list(_replays_on_vllm(trace, version)) if vllm else []
     if as_json:
-        shown: dict[str, Any] = {"moments": _moments(trace), "broken": broken}
+        shown: dict[str, Any] = {"moments": _moments(moments), "broken": broken}
         if vllm:
             shown["vllm"] = [_on_vllm(run, done) for run, done in real if done is not None]
         print_json("replay", shown)
@@ -58,11 +62,32 @@ def command(
     raise typer.Exit(int(bool(broken) or differs))
 
 
-def _moments(trace: Trace) -> list[dict[str, Any]]:
+def _moments(moments: Iterable[Moment]) -> list[dict[str, Any]]:
     return [
         {"action": msgspec.to_builtins(moment.action), "broken": list(moment.broken)}
-        for moment in replay(trace)
+        for moment in moments
     ]
+
+
+def _replay_recorded(trace: Trace, vllm: bool, version: str, as_json: bool) -> NoReturn:
+    """A run that the real classes made, there again or as far as the model follows it."""
+    parted = not_followed(trace)
+    moments: list[Moment] = []
+    if vllm:
+        with Client(version) as client:
+            moments = list(moments_on(RealClasses(client), trace))
+    elif parted is None:
+        moments = list(replay(trace))
+    broken = sorted({name for moment in moments for name in moment.broken})
+    if as_json:
+        shown = {"recorded_on": trace.recorded_on, "model": parted or "follows"}
+        print_json("replay", {**shown, "moments": _moments(moments), "broken": broken})
+    else:
+        out.print(render(trace, moments if vllm else None))
+        where = f"vLLM {version}" if vllm else "the model"
+        if vllm or parted is None:
+            out.print(f"{where}: {len(moments)} actions; broken: {', '.join(broken) or 'nothing'}")
+    raise typer.Exit(int(bool(broken) or parted is not None))
 
 
 def _on_vllm(run: Trace, done: Replay) -> dict[str, Any]:
@@ -78,7 +103,7 @@ def _on_vllm(run: Trace, done: Replay) -> dict[str, Any]:
 
 def _replay_lasso(found: Lasso, vllm: bool, version: str, as_json: bool) -> NoReturn:
     if as_json:
-        shown = {"moments": _moments(found.rounds(1)), "broken": list(found.broken)}
+        shown = {"moments": _moments(replay(found.rounds(1))), "broken": list(found.broken)}
         print_json("replay", shown)
     else:
         out.print(render_lasso(found))

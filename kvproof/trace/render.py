@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from kvproof.model.compiled import Compiled, compile_scope
 from kvproof.model.options import told
 from kvproof.model.scope import Scope
 from kvproof.model.state import Assertion, Load, Phase, Status
 from kvproof.native.record import Record
-from kvproof.trace.trace import Moment, Trace, replay
+from kvproof.trace.trace import Moment, Trace, TraceError, not_followed, replay
 
 _COUNTERS = (
     ("num_tokens", "tokens"),
@@ -159,17 +161,24 @@ def _request_line(scope: Scope, r: int) -> str:
     return f"  R{r}: {', '.join(parts)}"
 
 
-def render(trace: Trace) -> str:
-    """The whole trace as text; TraceError where an action is not enabled."""
+def render(trace: Trace, moments: Iterable[Moment] | None = None) -> str:
+    """The whole trace as text, from what was observed of it or else on the model.
+
+    TraceError where an action is not enabled, and the model made the trace.
+    """
     compiled = compile_scope(trace.scope)
     lines = [*scope_lines(trace), ""]
     last = None
     width = max((len(str(action)) for action in trace.actions), default=0)
-    for moment in replay(trace):
+    for moment in _as_far_as_it_goes(trace) if moments is None else moments:
         lines.append(f"{moment.number:3}  {str(moment.action).ljust(width)}  {changes(moment)}")
         if moment.broken:
             lines.append(f"     broken: {', '.join(moment.broken)}")
         last = moment
+    if trace.recorded_on:
+        lines += ["", f"recorded on vLLM {trace.recorded_on}"]
+        if (parts := not_followed(trace)) is not None:
+            lines.append(parts)
     state = compiled.initial() if last is None else last.after
     if last is not None:
         lines += ["", "blocks before the last action:"]
@@ -179,3 +188,12 @@ def render(trace: Trace) -> str:
     if state.phase != Phase.TOP and state.num_steps:
         lines.append(f"in flight: {state.num_steps} steps")
     return "\n".join(lines) + "\n"
+
+
+def _as_far_as_it_goes(trace: Trace) -> Iterator[Moment]:
+    """The trace on the model, which need not follow what the real classes did."""
+    try:
+        yield from replay(trace)
+    except TraceError:
+        if not trace.recorded_on:
+            raise

@@ -40,12 +40,14 @@ class TraceError(KvproofError, ValueError):
 class Trace(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run of a scope: after the last action the named invariants are broken (none: a plain run).
 
-    The rules that are off are the scope's.
+    The rules that are off are the scope's. `recorded_on` is the release of vLLM whose real classes
+    made the run, which the model need not follow; it is unset where the model made it.
     """
 
     scope: Scope
     actions: tuple[Action, ...]
     broken: tuple[str, ...] = ()
+    recorded_on: str | msgspec.UnsetType = msgspec.UNSET
     format: str = FORMAT
     version: int = VERSION
     tool: str = __version__
@@ -144,6 +146,17 @@ def replay(trace: Trace) -> Iterator[Moment]:
         after, report, broken = step(compiled, state, code)
         yield Moment(number, action, code, state, after, report, names_of(broken))
         state = after
+
+
+def not_followed(trace: Trace) -> str | None:
+    """From which action on the model does not follow a trace, and why; None where it does."""
+    number = 0
+    try:
+        for moment in replay(trace):
+            number = moment.number
+    except TraceError as error:
+        return f"the model does not follow from action {number + 1}: {error}"
+    return None
 
 
 def passed_over(trace: Trace) -> frozenset[masks.Id]:
