@@ -114,7 +114,7 @@ def test_the_shortest_difference_is_found_and_named(edited: Edited, guard: str) 
     assert not any(differs_at(scope, codes, edited) for codes in runs)
     again = replay_on_vllm(found.trace, edited)
     assert (again.differs_at, again.fields) == (len(found.codes), found.fields)
-    assert any(" R0 " in line or " R1 " in line for line in found.lines)
+    assert found.lines == [f"  {line}" for line in told(found.fields)]
     for name, model, real in found.fields:
         assert model != real
         assert "requests" not in name
