@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.bridge.follow import MOST_REQUESTS
+from benchmarks.mutants import MOST_REQUESTS
 from kvproof.bridge.lockstep import expect
 from kvproof.bridge.observation import Past, passed
 from kvproof.model import engine

@@ -44,6 +44,9 @@ RECORD = FOLDER / "record.jsonl"
 REASONS = ROOT / "benchmarks" / "survivors.json"
 PAGE = ROOT / "docs" / "mutants.md"
 
+MOST_REQUESTS = 8
+"""Of a drawn scope."""
+
 SEED = 1
 RUNS = 250
 STEPS = 60
@@ -67,7 +70,7 @@ def random_ways() -> Iterator[Way]:
     """Guided random runs of the model over drawn scopes."""
     for i in range(RUNS):
         choose = RandomChooser(f"mutants-{i}")
-        scope = draw_run(choose, None, f"random-{i}")
+        scope = draw_run(choose, None, f"random-{i}", MOST_REQUESTS)
         compiled = compile_scope(scope)
         walked = Walker(compiled).walk(STEPS, choose.integer(0, (1 << 30) - 1), guided=True)
         yield run_way(compiled, walked.codes)
@@ -146,7 +149,7 @@ def by_invariants(client: Client) -> dict[str, Any]:
     open_world = opener("vllm", client)
     for i in range(ALONE_RUNS):
         choose = RandomChooser(f"mutants-{i}")
-        scope = draw_run(choose, None, f"random-{i}")
+        scope = draw_run(choose, None, f"random-{i}", MOST_REQUESTS)
         try:
             open_world(scope, Tally()).burst(STEPS, choose.integer(0, (1 << 30) - 1), guided=False)
         except DriverError:

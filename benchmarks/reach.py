@@ -12,9 +12,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.mutants import BATCH, ROOT, Way, run_way
+from benchmarks.mutants import BATCH, MOST_REQUESTS, ROOT, Way, run_way
 from kvproof.bridge.client import Client
-from kvproof.bridge.follow import MOST_REQUESTS
 from kvproof.evidence.counterexamples import FOLDER
 from kvproof.model.compiled import compile_scope
 from kvproof.model.scope import Scope

@@ -276,8 +276,7 @@ class ObservedWorld:
         self._measure(state)
         wrong = _kept(state)
         if wrong:
-            self._ended(*wrong)
-            return
+            return wrong
         broken = int(masks.check_state(state, c, self._workspace))
         for identity, holds in _SEEN_IN_STEPS.items():
             if holds(before, state, c, e, code % engine.KINDS) == BROKEN:
@@ -372,7 +371,7 @@ class ObservedWorld:
         A block that was published before and after the step was published all the while; what
         came or went in the step may have been there for an admission, or not.
         """
-        c, e = self.compiled.c, self._report
+        c, e = self.compiled.c, self.report
         stayed = before.block_hash[before.block_hash == state.block_hash]
         ever = np.union1d(before.block_hash, state.block_hash)
         for r in np.flatnonzero((e.scheduled > 0) | (e.new_load > 0)).tolist():

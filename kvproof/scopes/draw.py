@@ -88,7 +88,9 @@ _MODES: tuple[dict[str, Any], ...] = (
 )
 
 
-def draw_scope(choose: Chooser, size: Size, name: str = "drawn") -> Scope:
+def draw_scope(
+    choose: Chooser, size: Size, name: str = "drawn", *, most_requests: int = MAX_REQUESTS
+) -> Scope:
     """A scope within the bounds of a size, with any of the features that go together."""
 
     def pick(option: str) -> Any:
@@ -113,7 +115,9 @@ def draw_scope(choose: Chooser, size: Size, name: str = "drawn") -> Scope:
     if blocks - 1 < table:  # the longest sequences need larger blocks
         block_size = -(-length // (MAX_BLOCKS - 1))
         blocks = MAX_BLOCKS
-    count = choose.integer(1 if size in ("tiny", "small") else 2, requests_of_size)
+    count = choose.integer(
+        1 if size in ("tiny", "small") else 2, min(requests_of_size, most_requests)
+    )
     cap = choose.integer(1, count)
     draft_slots = int(drafts > 0 and method == "draft_model")
     chunked = pick("chunked_prefill")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvproof.model.scope import Scope
+from kvproof.model.scope import MAX_REQUESTS, Scope
 from kvproof.scopes.draw import Chooser, RandomChooser, Size, draw_scope
 from kvproof.walks.worlds import Tally, World
 
@@ -12,10 +12,12 @@ SIZES: tuple[Size, ...] = ("tiny",) * 6 + ("small",) * 5 + ("medium",) * 3 + ("l
 """Sizes of scopes as often as they are drawn."""
 
 
-def draw_run(choose: Chooser, size: Size | None, name: str) -> Scope:
+def draw_run(
+    choose: Chooser, size: Size | None, name: str, most_requests: int = MAX_REQUESTS
+) -> Scope:
     """The scope of a run; its size is drawn too where none is given."""
     chosen = choose.pick(SIZES) if size is None else size
-    return draw_scope(choose, chosen, name)
+    return draw_scope(choose, chosen, name, most_requests=most_requests)
 
 
 def random_runs(
