@@ -71,8 +71,6 @@ CONTRACT = (
         "is full, the oldest output is waited for. One step at a time alternates with its output.",
         sources=(f"{_CORE}: EngineCore.step", f"{_CORE}: EngineCore.step_with_batch_queue"),
         tests=(_TIE, _PARTED, _REFUSED),
-        narrower="vLLM takes an output early that is there already; that order is also explored "
-        "where the queue is full, and not elsewhere.",
     ),
     Promise(
         name="aborts-before-the-output",
