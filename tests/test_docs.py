@@ -70,8 +70,8 @@ def test_a_table_with_one_more_entry_gives_one_more_number(
     other = replace(INVARIANTS[-1], name="OneMore")
     monkeypatch.setattr("kvproof.evidence.generated.RULES", (*RULES, one))
     monkeypatch.setattr("kvproof.evidence.generated.INVARIANTS", (*INVARIANTS, other))
-    for name in ("model/rules.py", "spec/masks.py"):
-        (tmp_path / name).parent.mkdir()
+    for name in ("model/rules.py", "model/mends.py", "spec/masks.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     assert len(write_modules(tmp_path)) == 2
     assert f"    one_more = {len(RULES)}\n" in (tmp_path / "model/rules.py").read_text()
