@@ -12,7 +12,7 @@ from kvproof.bridge.lockstep import lockstep
 from kvproof.bridge.vllm_replay import replay_on_vllm
 from kvproof.checker.check import check
 from kvproof.checker.check_progress import check_progress
-from kvproof.checker.minimize import with_mends
+from kvproof.checker.minimize import follow_in
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.evidence.finding_pages import find
 from kvproof.model.mends import Mend
@@ -64,7 +64,8 @@ def test_nothing_waits_for_ever_with_the_mend_of_a_hang(hang: Hang) -> None:
 def test_the_run_of_a_finding_is_equal_on_both_sides_with_its_mend(
     finding: Finding, vllm: Client
 ) -> None:
-    run = with_mends(find(finding), MENDED_BY[finding.id], past=frozenset(finding.past))
+    mended = finding.scope.with_mends(MENDED_BY[finding.id])
+    run = follow_in(mended, find(finding), frozenset(finding.past))
     assert finding.broken.name not in run.broken
     done = replay_on_vllm(run, vllm)
     assert done.agrees, f"action {done.differs_at}: {done.fields}"

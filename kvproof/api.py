@@ -20,8 +20,10 @@ from kvproof.checker.check import Check, Limits
 from kvproof.checker.check import check as _check
 from kvproof.checker.check_progress import ProgressCheck
 from kvproof.checker.check_progress import check_progress as _check_progress
+from kvproof.checker.minimize import follow_in
 from kvproof.checker.minimize import minimize as _minimize
 from kvproof.errors import KvproofError
+from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.scope import External, RequestSpec, Scope, load_scope
 from kvproof.proof.induction import Proof
@@ -79,12 +81,13 @@ def _named(kind: str, name: str, names: Iterable[str]) -> str:
     return name
 
 
-def _scope(scope: AnyScope, rules_off: Iterable[str]) -> Scope:
+def _scope(scope: AnyScope, rules_off: Iterable[str], mends: Iterable[str] = ()) -> Scope:
     if not isinstance(scope, Scope):
         in_file = isinstance(scope, Path) or scope.lower().endswith(".toml")
         scope = load_scope(Path(scope)) if in_file else SCOPES[_named("scope", str(scope), SCOPES)]
     off = tuple(_named("rules_off", rule, Rule.__members__) for rule in rules_off)
-    return scope.with_rules_off(*off)
+    made = tuple(_named("mends", mend, Mend.__members__) for mend in mends)
+    return scope.with_rules_off(*off).with_mends(*made)
 
 
 def _past(names: Iterable[str]) -> frozenset[Id]:
@@ -106,6 +109,7 @@ def check(
     scope: AnyScope,
     *,
     rules_off: Iterable[str] = (),
+    mends: Iterable[str] = (),
     past: Iterable[str] = (),
     max_states: int | None = None,
     max_seconds: float | None = None,
@@ -113,25 +117,26 @@ def check(
 ) -> Check:
     """Search a scope exhaustively: does every state and every step satisfy every invariant?
 
-    `rules_off` are guards to leave out, `past` invariants that are not looked at. Without limits
-    (states, seconds, megabytes) the search goes to the end; one that is reached makes the outcome
-    "bounded". `trace` of the result is a shortest run to a violation.
+    `rules_off` are guards to leave out, `mends` changes to make, `past` invariants that are not
+    looked at. Without limits (states, seconds, megabytes) the search goes to the end; one that is
+    reached makes the outcome "bounded". `trace` of the result is a shortest run to a violation.
     """
     limits = _limits(max_states, max_seconds, max_memory)
-    return _check(_scope(scope, rules_off), limits, ignore=_past(past))
+    return _check(_scope(scope, rules_off, mends), limits, ignore=_past(past))
 
 
 def check_progress(
     scope: AnyScope,
     *,
     rules_off: Iterable[str] = (),
+    mends: Iterable[str] = (),
     max_states: int | None = None,
     max_seconds: float | None = None,
     max_memory: int | None = None,
 ) -> ProgressCheck:
     """Search a scope for runs that never get anywhere; `lassos` of the result has them."""
     limits = _limits(max_states, max_seconds, max_memory)
-    return _check_progress(_scope(scope, rules_off), limits)
+    return _check_progress(_scope(scope, rules_off, mends), limits)
 
 
 def minimize(source: Trace | Scope, *, past: Iterable[str] = ()) -> Trace:
@@ -146,9 +151,15 @@ def minimize(source: Trace | Scope, *, past: Iterable[str] = ()) -> Trace:
     return _minimize(source, wanted, past=passed)
 
 
-def replay(source: Trace | Lasso) -> Run:
-    """Take a trace's actions on the model again; a lasso goes round once."""
+def replay(source: Trace | Lasso, *, mends: Iterable[str] = ()) -> Run:
+    """Take a trace's actions on the model again; a lasso goes round once.
+
+    With mends the actions are taken as far as they are enabled then.
+    """
     trace = source.rounds(1) if isinstance(source, Lasso) else source
+    scope = _scope(trace.scope, (), mends)
+    if scope != trace.scope:
+        trace = follow_in(scope, trace, passed_over(trace))
     return Run(trace, tuple(_replay(trace)))
 
 
@@ -175,12 +186,15 @@ def prove(
     return tuple(prove_without(one, rule, seconds=seconds) for one in names)
 
 
-def random_runs(runs: int, *, steps: int = 60, seed: int = 0) -> Tally:
-    """Random runs of drawn scopes on the model, each checked after every action.
+def random_runs(runs: int, *, steps: int = 60, seed: int = 0, mends: Iterable[str] = ()) -> Tally:
+    """Random runs of drawn scopes on the model, with these mends, checked after every action.
 
     Raises `Violation` at the first that breaks something which is no open finding.
     """
-    return _random_runs(ModelWorld, runs, steps=steps, seed=seed)
+    made = tuple(mends)
+    return _random_runs(
+        ModelWorld, runs, steps=steps, seed=seed, prepare=lambda scope: _scope(scope, (), made)
+    )
 
 
 def load(path: Path | str) -> Trace | Lasso:

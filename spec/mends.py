@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproof.model.mends import Mend
+from kvproof.model.options import ScopeError
+from kvproof.model.scope import Scope
+
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 _POOL = "vllm/v1/core/block_pool.py"
 _MANAGER = "vllm/v1/core/kv_cache_manager.py"
@@ -19,7 +23,7 @@ class MendInfo:
     """One mend: what it changes, why that is right, what it costs, and where in vLLM it goes.
 
     `removes` names the findings of spec/findings.py and spec/hangs.py that are gone with it, each
-    by this mend alone.
+    by this mend alone. `refuses`: start-up refuses the scopes in which they show.
     """
 
     name: str
@@ -28,6 +32,7 @@ class MendInfo:
     costs: str
     where: str
     removes: tuple[str, ...]
+    refuses: bool = False
 
 
 MENDS = (
@@ -209,11 +214,23 @@ MENDS = (
         costs="Nothing.",
         where="vllm/config/scheduler.py: verify_max_model_len",
         removes=("prompt-above-the-scheduled-budget",),
+        refuses=True,
     ),
 )
 
 INFO = {info.name: info for info in MENDS}
 """The entry of each mend, by its name."""
+
+_IN_THE_RUN = tuple(info.name for info in MENDS if not info.refuses)
+
+
+def mended(scope: Scope) -> Scope:
+    """The scope with every mend, but for those of start-up that would refuse it."""
+    try:
+        return scope.with_mends(*Mend.__members__)
+    except ScopeError:
+        return scope.with_mends(*_IN_THE_RUN)
+
 
 MENDED_BY = {finding: info.name for info in MENDS for finding in info.removes}
 """The mend that removes a finding, by the finding's id."""

@@ -114,7 +114,8 @@ class ProgressCheck(Shown):
 def _told(found: Lasso) -> str:
     """What a lasso breaks, and the open finding that it is, if it is one."""
     names = ", ".join(found.broken)
-    hang = None if found.scope.rules_off else known_hang(identity_of_lasso(found))
+    scope = found.scope
+    hang = None if scope.rules_off else known_hang(identity_of_lasso(found), scope.mends)
     return names if hang is None else f"{names} (docs/progress.md: {hang.id})"
 
 

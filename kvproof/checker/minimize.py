@@ -313,13 +313,11 @@ def follow(
 
 def with_rules_on(trace: Trace, past: frozenset[Id] = frozenset()) -> Trace:
     """The same actions, as far as they are enabled, on vLLM as it is, and what they break."""
-    scope = msgspec.structs.replace(trace.scope, rules_off=())
-    return Trace(scope, *follow(scope, trace.actions, past))
+    return follow_in(msgspec.structs.replace(trace.scope, rules_off=()), trace, past)
 
 
-def with_mends(trace: Trace, *mends: str, past: frozenset[Id] = frozenset()) -> Trace:
-    """The same actions, as far as they are enabled, with these mends, and what they break."""
-    scope = trace.scope.with_mends(*mends)
+def follow_in(scope: Scope, trace: Trace, past: frozenset[Id] = frozenset()) -> Trace:
+    """The same actions, as far as they are enabled, in another scope, and what they break there."""
     return Trace(scope, *follow(scope, trace.actions, past))
 
 

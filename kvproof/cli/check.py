@@ -15,6 +15,8 @@ from kvproof.cli.arguments import (
     MaxMemory,
     MaxSeconds,
     MaxStates,
+    Mended,
+    Mends,
     RuleOff,
     Scopes,
     check_limits,
@@ -31,6 +33,7 @@ EXAMPLES = """
 kvproof check shared-prefix
 kvproof check mine.toml --max-seconds 60
 kvproof check shared-prefix --rule-off evict_hash_on_reuse --to x.json
+kvproof check priorities --mended
 """
 
 
@@ -40,6 +43,8 @@ def command(
     max_seconds: MaxSeconds = None,
     max_memory: MaxMemory = None,
     rule_off: RuleOff = None,
+    mend: Mends = None,
+    mended: Mended = False,
     rename: Annotated[bool, typer.Option(help="Rename blocks canonically.")] = True,
     coverage: Annotated[bool, typer.Option(help="List what was exercised.")] = False,
     to: To = None,
@@ -50,7 +55,7 @@ def command(
     """Search scopes exhaustively (all named ones by default); `--to` gets the first trace."""
     check_limits(max_states, max_seconds, max_memory)
     check_output("--to", to, force=force)
-    chosen = find_scopes(scopes, rule_off)
+    chosen = find_scopes(scopes, rule_off, mend, mended)
     memory = None if max_memory is None else max_memory * 1_000_000
     limits = Limits(max_states, memory, max_seconds)
     done: list[Check] = []
@@ -110,6 +115,7 @@ def _as_json(done: Check) -> dict[str, Any]:
     return {
         "scope": done.scope.name,
         "rules_off": list(done.scope.rules_off),
+        "mends": list(done.scope.mends),
         "outcome": result.outcome,
         "reason": result.reason,
         "states": result.states,

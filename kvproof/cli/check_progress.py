@@ -13,6 +13,8 @@ from kvproof.cli.arguments import (
     MaxMemory,
     MaxSeconds,
     MaxStates,
+    Mended,
+    Mends,
     RuleOff,
     Scopes,
     check_limits,
@@ -37,6 +39,8 @@ def command(
     max_seconds: MaxSeconds = None,
     max_memory: MaxMemory = None,
     rule_off: RuleOff = None,
+    mend: Mends = None,
+    mended: Mended = False,
     rename: Annotated[bool, typer.Option(help="Rename blocks canonically.")] = True,
     to: To = None,
     force: Force = False,
@@ -46,7 +50,7 @@ def command(
     """Look for runs that never get anywhere; `--to` gets the first lasso."""
     check_limits(max_states, max_seconds, max_memory)
     check_output("--to", to, force=force)
-    chosen = find_scopes(scopes, rule_off)
+    chosen = find_scopes(scopes, rule_off, mend, mended)
     memory = None if max_memory is None else max_memory * 1_000_000
     limits = Limits(max_states, memory, max_seconds)
     done: list[ProgressCheck] = []

@@ -10,7 +10,7 @@ import typer
 from kvproof.bridge.client import Client
 from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.bridge.lockstep import Report, lockstep_scope
-from kvproof.cli.arguments import Scopes, Version, find_scope
+from kvproof.cli.arguments import Mended, Mends, Scopes, Version, find_scopes
 from kvproof.cli.console import (
     Json,
     coloured,
@@ -30,12 +30,16 @@ kvproof lockstep mine.toml --version 0.31.0
 
 
 def command(
-    scopes: Scopes = None, version: Version = DEFAULT_VERSION, as_json: Json = False
+    scopes: Scopes = None,
+    mend: Mends = None,
+    mended: Mended = False,
+    version: Version = DEFAULT_VERSION,
+    as_json: Json = False,
 ) -> None:
     """Replay every transition of scopes on the real vLLM classes and compare."""
     reports: list[Report] = []
     interrupted = False
-    chosen = [find_scope(name) for name in scopes or LOCKSTEP]
+    chosen = find_scopes(list(scopes or LOCKSTEP), None, mend, mended)
     with telling_of_compilation(), Client(version) as client:
         try:
             for scope in chosen:

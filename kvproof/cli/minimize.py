@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from kvproof.checker.minimize import SoFar, minimize
+from kvproof.cli.arguments import Mended, Mends, UsageError, with_mends_made
 from kvproof.cli.console import (
     Force,
     Json,
@@ -39,12 +40,16 @@ def command(
     to: Annotated[
         Path, typer.Option("--to", metavar="FILE", help="Write the smaller trace to this file.")
     ],
+    mend: Mends = None,
+    mended: Mended = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Shrink a trace's scope while its violation stays; Ctrl-C keeps the best so far."""
     check_output("--to", to, force=force)
-    trace = load(file)
+    trace = with_mends_made(load(file), mend, mended)
+    if not trace.broken and trace.scope.mends:
+        raise UsageError(f"{file}: breaks nothing with {', '.join(trace.scope.mends)}")
     reports: list[SoFar] = []
     with telling_of_compilation(), live_line() as show:
 

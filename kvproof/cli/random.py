@@ -13,7 +13,7 @@ from kvproof.bridge.client import Client
 from kvproof.bridge.environment import DEFAULT_VERSION
 from kvproof.bridge.follow import Difference, On, opener
 from kvproof.bridge.observed import RealClasses, moments_on
-from kvproof.cli.arguments import Version
+from kvproof.cli.arguments import Mended, Mends, Version, with_mends
 from kvproof.cli.console import (
     Force,
     Json,
@@ -36,6 +36,7 @@ MAX_STEPS = 1_000_000
 EXAMPLES = """
 kvproof random --runs 1000
 kvproof random --on lockstep --runs 200 --steps 40
+kvproof random --runs 1000 --mended
 """
 
 
@@ -46,6 +47,8 @@ def command(
     seed: Annotated[int, typer.Option(help="Equal seeds give equal runs.")] = 0,
     size: Annotated[Size | None, typer.Option(help="All sizes if not given.")] = None,
     plain: Annotated[bool, typer.Option(help="Prefer nothing.")] = False,
+    mend: Mends = None,
+    mended: Mended = False,
     to: To = None,
     version: Version = DEFAULT_VERSION,
     force: Force = False,
@@ -70,6 +73,7 @@ def command(
                 seed=seed,
                 size=size,
                 guided=not plain,
+                prepare=lambda scope: with_mends(scope, mend, mended),
                 watch=show,
             )
         except (Violation, Difference) as wrong:

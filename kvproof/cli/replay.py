@@ -15,7 +15,7 @@ from kvproof.bridge.loops import go_round
 from kvproof.bridge.observed import RealClasses, moments_on
 from kvproof.bridge.vllm_replay import Replay, replay_on_vllm
 from kvproof.checker.minimize import with_rules_on
-from kvproof.cli.arguments import Version
+from kvproof.cli.arguments import Mended, Mends, UsageError, Version, with_mends_made
 from kvproof.cli.console import Json, err, out, print_json, telling_of_compilation
 from kvproof.trace.lasso import Lasso, is_lasso, load_lasso, render_lasso
 from kvproof.trace.render import render
@@ -32,17 +32,25 @@ def command(
     vllm: Annotated[
         bool, typer.Option(help="Run it on the real classes too, guards in and out.")
     ] = False,
+    mend: Mends = None,
+    mended: Mended = False,
     version: Version = DEFAULT_VERSION,
     as_json: Json = False,
 ) -> None:
-    """Run a trace on the model and show each action; exit code 1 if an invariant is broken."""
+    """Run a trace on the model and show each action; exit code 1 if an invariant is broken.
+
+    With mends its actions are taken as far as they are enabled then.
+    """
     if is_lasso(file):
+        if mend or mended:
+            raise UsageError(f"{file}: a lasso does not go round with a mend; search its scope")
         with telling_of_compilation():
             _replay_lasso(load_lasso(file), vllm, version, as_json)
     trace = load(file)
-    if trace.recorded_on:
+    if trace.recorded_on and not (mend or mended):
         with telling_of_compilation():
             _replay_recorded(trace, vllm, version, as_json)
+    trace = with_mends_made(trace, mend, mended)
     with telling_of_compilation():
         moments = list(replay(trace))
     broken = sorted({name for moment in moments for name in moment.broken})
@@ -131,6 +139,8 @@ def _replays_on_vllm(trace: Trace, version: str) -> Iterator[tuple[Trace, Replay
 def _say_replay(run: Trace, done: Replay | None, version: str) -> str:
     off = ", ".join(run.scope.rules_off)
     vllm = f"vLLM {version} {f'without the guard of {off}' if off else 'as it is'}:"
+    if run.scope.mends:
+        vllm = f"{vllm[:-1]}, mended ({', '.join(run.scope.mends)}):"
     if done is None:
         return f"{vllm} not tried, for kvproof/vllm/guards_out.py cannot take it out"
     if not done.agrees:

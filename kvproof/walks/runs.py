@@ -28,17 +28,19 @@ def random_runs(
     seed: int = 0,
     size: Size | None = None,
     guided: bool = True,
+    prepare: Callable[[Scope], Scope] = lambda scope: scope,
     watch: Callable[[int, int], None] | None = None,
 ) -> Tally:
     """Run so many drawn scopes for at most `steps` actions each; Ctrl-C ends it with what is done.
 
+    `prepare` is what becomes of a drawn scope before its run: mends, say.
     Raises what the worlds raise: Violation, or Difference in lockstep.
     """
     tally = Tally()
     try:
         for i in range(runs):
             choose = RandomChooser(f"{seed}-{i}")
-            scope = draw_run(choose, size, f"random-{seed}-{i}")
+            scope = prepare(draw_run(choose, size, f"random-{seed}-{i}"))
             world = open_world(scope, tally)
             world.burst(steps, choose.integer(0, (1 << 30) - 1), guided=guided)
             if watch is not None:

@@ -125,14 +125,16 @@ def judge(trace: Trace) -> str | None:
 
     What its identity does not explain may do so at its minimum, where nothing else has happened.
     """
-    finding = known_finding(identity_of(trace))
+    mends = trace.scope.mends
+    finding = known_finding(identity_of(trace), mends)
     if finding is not None:
         return finding.id
     if not prevented(trace):
         return NOT_PREVENTED
     if trace.scope.rules_off:
         return None
-    finding = known_finding(identity_of(minimize(trace, trace.broken, watch=whole_only)))
+    smallest = minimize(trace, trace.broken, watch=whole_only)
+    finding = known_finding(identity_of(smallest), mends)
     return None if finding is None else finding.id
 
 
