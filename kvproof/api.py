@@ -23,7 +23,6 @@ from kvproof.checker.check_progress import check_progress as _check_progress
 from kvproof.checker.minimize import follow_in
 from kvproof.checker.minimize import minimize as _minimize
 from kvproof.errors import KvproofError
-from kvproof.model.mends import Mend
 from kvproof.model.rules import Rule
 from kvproof.model.scope import External, RequestSpec, Scope, load_scope
 from kvproof.proof.induction import Proof
@@ -86,8 +85,7 @@ def _scope(scope: AnyScope, rules_off: Iterable[str], mends: Iterable[str] = ())
         in_file = isinstance(scope, Path) or scope.lower().endswith(".toml")
         scope = load_scope(Path(scope)) if in_file else SCOPES[_named("scope", str(scope), SCOPES)]
     off = tuple(_named("rules_off", rule, Rule.__members__) for rule in rules_off)
-    made = tuple(_named("mends", mend, Mend.__members__) for mend in mends)
-    return scope.with_rules_off(*off).with_mends(*made)
+    return scope.with_rules_off(*off).with_mends(*mends)
 
 
 def _past(names: Iterable[str]) -> frozenset[Id]:

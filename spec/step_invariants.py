@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvproof.model import engine, scheduler
 from kvproof.model.block_pool import find_free
 from kvproof.model.kv_cache import cdiv
+from kvproof.model.mends import Mend
 from kvproof.model.queues import find
 from kvproof.model.state import Load, Pause, Phase, Status
 from kvproof.native.jit import kernel
@@ -251,6 +252,9 @@ def admission_fits(before, s, c, e, kind):
     tested = False
     for r in range(c.num_requests):
         if (e.admitted[r] or e.new_load[r]) and before.num_computed[r] == 0:
+            holds_blocks = before.num_blocks[r] > 0 and not before.load_failed[r]
+            if c.mends[Mend.tell_loaded_by_blocks] and holds_blocks:
+                continue
             tested = True
             if not e.fits[r]:
                 return BROKEN

@@ -72,6 +72,7 @@ def test_results_show_in_a_notebook_what_they_print() -> None:
     [
         (lambda: kvproof.check("two-equals"), "scope = 'two-equals': allowed is two-equal"),
         (lambda: kvproof.check("two-equal", rules_off=["x"]), "rules_off = 'x': allowed is evict"),
+        (lambda: kvproof.check("two-equal", mends=["x"]), "mends = 'x': allowed is withdraw_"),
         (lambda: kvproof.check("two-equal", past=["x"]), "past = 'x': allowed is BlockConserv"),
         (lambda: kvproof.check("two-equal", max_states=0), "max_states = 0: allowed is more"),
         (lambda: kvproof.prove("x"), "name = 'x': allowed is "),

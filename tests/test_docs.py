@@ -68,12 +68,15 @@ def test_a_table_with_one_more_entry_gives_one_more_number(
 ) -> None:
     one = replace(RULES[-1], name="one_more")
     other = replace(INVARIANTS[-1], name="OneMore")
+    mend = replace(MENDS[-1], name="one_mend_more")
     monkeypatch.setattr("kvproof.evidence.generated.RULES", (*RULES, one))
+    monkeypatch.setattr("kvproof.evidence.generated.MENDS", (*MENDS, mend))
     monkeypatch.setattr("kvproof.evidence.generated.INVARIANTS", (*INVARIANTS, other))
     for name in ("model/rules.py", "model/mends.py", "spec/masks.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
-    assert len(write_modules(tmp_path)) == 2
+    assert len(write_modules(tmp_path)) == 3
+    assert f"    one_mend_more = {len(MENDS)}\n" in (tmp_path / "model/mends.py").read_text()
     assert f"    one_more = {len(RULES)}\n" in (tmp_path / "model/rules.py").read_text()
     masks = (tmp_path / "spec/masks.py").read_text()
     assert f"    OneMore = {len(INVARIANTS)}\n" in masks

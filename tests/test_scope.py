@@ -227,6 +227,8 @@ def test_every_option_that_is_changed_shows_in_what_is_printed() -> None:
 def _others(option: Option) -> tuple[Any, ...]:
     if option.choices:
         return option.choices
+    if option.name == "mends":
+        return (("admit_with_lookahead", "resume_only_whole"),)
     if option.many:
         return (("free_tail_first", "finish_once"), ("look_before_reset",)) * (option.kind is str)
     of_kind: dict[type[Any], tuple[Any, ...]] = {

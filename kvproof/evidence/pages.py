@@ -11,6 +11,7 @@ from kvproof.evidence.counterexamples import FOLDER
 from kvproof.evidence.finding_pages import findings_page
 from kvproof.evidence.hang_pages import progress_page
 from kvproof.evidence.inventory_page import inventory_page
+from kvproof.evidence.mends_page import mends_page
 from kvproof.evidence.project import project
 from kvproof.proof.page import proofs_page
 from kvproof.scopes import reference
@@ -107,11 +108,17 @@ def environment_document() -> str:
     return _GENERATED + "\n" + contract_page()
 
 
+def mends_document() -> str:
+    """docs/mends.md, with the note that it is generated."""
+    return _GENERATED + "\n" + mends_page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "environment.md": environment_document,
     "findings.md": findings_document,
     "inventory.md": inventory_document,
     "invariants.md": invariants_page,
+    "mends.md": mends_document,
     "progress.md": progress_document,
     "rules.md": rules_page,
     "scopes.md": scopes_document,
