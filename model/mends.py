@@ -28,3 +28,4 @@ class Mend(IntEnum):
     resume_only_whole = 14
     fence_in_every_role = 15
     compare_scheduled_budget = 16
+    reserve_rest_of_own_load = 17

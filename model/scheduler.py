@@ -396,6 +396,9 @@ def _schedule_waiting(s, c, e, long_prefill_threshold, prefill_scheduled):
             lookahead = 0
             reserved = connector.inflight_prefill_reserved_blocks(s, c, e)
             reserved += connector.own_spec_step_blocks(s, c, r)
+            if c.mends[Mend.reserve_rest_of_own_load]:
+                whole = kv_cache.cdiv(min(s.num_tokens[r], c.max_model_len), c.block_size)
+                reserved += whole - kv_cache.cdiv(num_computed, c.block_size)
         adoptable = longest_published_run(s, c, r) if fresh else 0
         delay = load_async
         if c.mends[Mend.publish_sync_loads_when_done] and num_external > 0:

@@ -216,6 +216,16 @@ MENDS = (
         removes=("prompt-above-the-scheduled-budget",),
         refuses=True,
     ),
+    MendInfo(
+        name="reserve_rest_of_own_load",
+        statement="An asynchronous load is admitted only if the rest of its own request's sequence "
+        "fits too, beside what the requests in flight still need.",
+        why="Their blocks are reserved against later loads, its own are not. Whoever is loaded "
+        "then finds room for its rest, whatever the order in which they are scanned.",
+        costs="A load that would take the last blocks waits for others to end.",
+        where=f"{_SCHEDULER}: schedule, reserved_blocks",
+        removes=("loaded-part-stands-before-a-whole",),
+    ),
 )
 
 INFO = {info.name: info for info in MENDS}

@@ -265,6 +265,15 @@ EDITS: dict[str, tuple[Edit, ...]] = {
             ),
         ),
     ),
+    "reserve_rest_of_own_load": _schedule(
+        Change(
+            Place(ast.Assign, ("reserved_blocks", "_inflight_prefill_reserved_blocks")),
+            followed_by(
+                "whole = cdiv(min(request.num_tokens, self.max_model_len), self.block_size)\n"
+                "reserved_blocks += whole - cdiv(num_computed_tokens, self.block_size)\n"
+            ),
+        )
+    ),
     "compare_scheduled_budget": (
         Edit(
             f"{_CONFIG}.verify_max_model_len",
