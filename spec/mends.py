@@ -73,7 +73,10 @@ MENDS = (
         why="Steps behind the failed one have read what the load did not write. The request goes "
         "back to its last valid block, so whatever they bring is computed again; a placeholder "
         "that stays keeps it waiting for a token that never comes.",
-        costs="The steps in flight of that request, which brought garbage.",
+        costs="The steps in flight of that request, which brought garbage. It is not enough for "
+        "the V2 model runner under asynchronous scheduling: its workers are not told that the "
+        "placeholders are gone, and go on counting them. There the request has to be sent anew, "
+        "as one that resumes.",
         where=f"{_SCHEDULER}: _handle_invalid_blocks",
         removes=("failed-sync-load-with-a-step-in-flight", "failed-sync-load-hangs-its-request"),
     ),

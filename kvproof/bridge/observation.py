@@ -223,7 +223,7 @@ def passed(
     compiled: Compiled, before: Record, after: Record, action: Action, report: Record, past: Past
 ) -> Past:
     """What a run has come by after one more action, taken from `before`."""
-    if action.kind == Kind.RESET_PREFIX_CACHE and action.running:
+    if action.kind == Kind.RESET_PREFIX_CACHE and action.running and report.reset_ok:
         return past._replace(batch=frozenset())
     if action.kind == Kind.OUTPUT:
         delivered = _delivered(compiled, before, report)
