@@ -149,7 +149,8 @@ def allocate_slots(
     known = total_computed + num_new_tokens
     if c.rules[Rule.publish_committed_tokens_only]:
         known = min(known, s.num_tokens[r])
-    cache_blocks(s, c, e, r, known)
+    if c.rules[Rule.publish_full_blocks]:
+        cache_blocks(s, c, e, r, known)
     return True
 
 

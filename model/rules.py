@@ -77,3 +77,4 @@ class Rule(IntEnum):
     send_adopted_blocks = 63
     tell_finished_requests = 64
     tell_preempted_requests = 65
+    publish_full_blocks = 66

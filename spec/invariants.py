@@ -365,4 +365,24 @@ INVARIANTS = (
         ),
         observed=True,
     ),
+    Invariant(
+        name="PublicationComplete",
+        kind="step",
+        statement=(
+            "A step leaves every full block published that it fills with known tokens, and every "
+            "one before it; a load that is taken in leaves its full blocks published; and so does, "
+            "under asynchronous scheduling, an output for all tokens but the last it delivers, "
+            "the last output of a request included."
+        ),
+        why=(
+            "What is not published is computed again by whoever comes with the same prefix, above "
+            "all by a conversation that comes back with its last answer."
+        ),
+        ensured=(
+            f"{_MANAGER}: allocate_slots, cache_blocks; {_SCHEDULER}: "
+            "_update_waiting_for_remote_kv; vllm/v1/core/sched/async_scheduler.py: "
+            "_update_request_with_output"
+        ),
+        observed=True,
+    ),
 )

@@ -44,6 +44,7 @@ class Id(IntEnum):
     HandOver = 23
     AdmissionFits = 24
     WorkerAgrees = 25
+    PublicationComplete = 26
 
 
 def new_workspace(sizes: Mapping[str, int]) -> Record:
@@ -101,4 +102,7 @@ def check_step(before, s, c, e, w, action):
     broken |= _note(w, Id.HandOver, step_invariants.hand_over(before, s, c, e, kind))
     broken |= _note(w, Id.AdmissionFits, step_invariants.admission_fits(before, s, c, e, kind))
     broken |= _note(w, Id.WorkerAgrees, step_invariants.worker_agrees(before, s, c, e, kind))
+    broken |= _note(
+        w, Id.PublicationComplete, step_invariants.publication_complete(before, s, c, e, kind)
+    )
     return broken

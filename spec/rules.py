@@ -949,6 +949,16 @@ RULES = (
             "the table that it keeps: a resumed request is sent whole."
         ),
     ),
+    RuleInfo(
+        name="publish_full_blocks",
+        requires="The blocks that a step fills with known tokens are published with the step.",
+        where=f"{_MANAGER}: allocate_slots, cache_blocks",
+        breaks=("PublicationComplete",),
+        account=(
+            "R0's prompt fills a block, which is not published: nobody with the same prefix will "
+            "find it."
+        ),
+    ),
 )
 
 INFO = {info.name: info for info in RULES}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvproof.model import engine, scheduler
+from kvproof.model import connector, engine, scheduler
 from kvproof.model.block_pool import find_free
 from kvproof.model.kv_cache import cdiv
 from kvproof.model.mends import Mend
@@ -281,3 +281,39 @@ def worker_agrees(before, s, c, e, kind):
             if c.v2_model_runner and s.status[r] != Status.RUNNING:
                 return BROKEN
     return HOLDS if e.num_scheduled > 0 else VACUOUS
+
+
+@kernel
+def publication_complete(before, s, c, e, kind):
+    if not c.prefix_caching or s.assertion:
+        return VACUOUS
+    tested = False
+    for r in range(c.num_requests):
+        full = _promised_by(before, s, c, e, kind, r) // c.block_size
+        # An output may end its request; the blocks that it had are those of the state before.
+        held = before if kind == engine.Kind.OUTPUT else s
+        for i in range(min(full, held.num_blocks[r])):
+            tested = True
+            if s.block_hash[held.block_table[r, i]] == 0:
+                return BROKEN
+    return HOLDS if tested else VACUOUS
+
+
+@kernel
+def _promised_by(before, s, c, e, kind, r):
+    """Tokens of request r whose full blocks the action leaves published."""
+    if kind == engine.Kind.OUTPUT:
+        if c.async_scheduling and e.delivered[r] > 0:
+            if before.status[r] == Status.RUNNING and before.stale[r] == 0:
+                return before.num_computed[r] - before.placeholders[r] + e.delivered[r]
+        return 0
+    if kind != engine.Kind.SCHEDULE:
+        return 0
+    if e.scheduled[r] > 0:
+        if c.mends[Mend.publish_sync_loads_when_done] and connector.awaits_sync_load(s, c, r):
+            return 0
+        return min(e.start[r] + e.scheduled[r], s.num_tokens[r])
+    taken_in = before.status[r] == Status.WAITING_FOR_REMOTE_KVS
+    if taken_in and (s.status[r] == Status.WAITING or s.status[r] == Status.PREEMPTED):
+        return s.num_computed[r]
+    return 0

@@ -690,3 +690,14 @@ def worker_agrees(e: Engine, call: Any) -> None:
     if SCOPE["v2_model_runner"]:
         live = {int(q.request_id) for q in e.scheduler.running}
     assert e.workers.keys() <= live
+
+
+def publication_complete(e: Engine, call: Any) -> None:
+    """A step leaves published what it fills with known tokens, and what comes before."""
+    if call.step is None or not SCOPE["prefix_caching"]:
+        return
+    published = dict(e.published())
+    for r, start in call.step.start.items():
+        known = min(start + call.step.tokens[r], e.scheduler.requests[name_of(r)].num_tokens)
+        for b in e.table(r)[: known // SCOPE["block_size"]]:
+            assert b in published

@@ -254,6 +254,9 @@ EDITS: dict[str, tuple[Edit, ...]] = {
             ),
         ),
     ),
+    "publish_full_blocks": (
+        Edit(f"{_MANAGER}.allocate_slots", (Change(Place(ast.Expr, ("cache_blocks",)), drop),)),
+    ),
     "replace_resumed_table": (
         Edit(
             f"{_SCHEDULER}._make_cached_request_data",
