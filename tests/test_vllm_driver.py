@@ -734,7 +734,7 @@ import sys
 import time
 from kvproof.vllm import protocol
 with open(int(sys.argv[-1]), "wb") as answers:
-    protocol.write_frame(answers, ["0.31.0+cpu", ["a_rule"]])
+    protocol.write_frame(answers, ["0.31.0+cpu", ["a_rule"], ["a_field"]])
     print("noise on standard output", flush=True)
     while (body := protocol.read_body(sys.stdin.buffer)) is not None:
         protocol.write_frame(answers, protocol.decode(body))

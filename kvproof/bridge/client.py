@@ -99,6 +99,7 @@ class Client:
         self._reader.start()
         self._greeted = False
         self._guards: frozenset[str] = frozenset()
+        self._unseen: tuple[str, ...] = ()
         self._waiting = 0
 
     @property
@@ -106,6 +107,12 @@ class Client:
         """The rules whose guards the driver can take out of the real classes."""
         self._greet()
         return self._guards
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What is compared on the reference and cannot be observed on this release."""
+        self._greet()
+        return self._unseen
 
     def submit(self, batch: list[list[Any]]) -> None:
         """Send a batch of operations."""
@@ -193,13 +200,14 @@ class Client:
             self._take_greeting(self._receive())
 
     def _take_greeting(self, greeting: Any) -> None:
-        version, guards = greeting
+        version, guards, unseen = greeting
         if version.partition("+")[0] != self.version.partition("+")[0]:
             raise DriverError(
                 f"wanted vLLM {self.version}, but {self._python} has {version}: give "
                 f"--version {version}, or unset or change {environment.PYTHON_VARIABLE}"
             )
         self._guards = frozenset(guards)
+        self._unseen = tuple(unseen)
         self._greeted = True
 
     def _receive(self) -> Any:

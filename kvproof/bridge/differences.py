@@ -105,7 +105,7 @@ def _of_result(model: Any, real: Any) -> Iterator[Field]:
 
 def _of_part(name: str, before: str, model: Any, real: Any) -> Iterator[Field]:
     """The places of one part in which two sides differ."""
-    if model in (real, UNSTATED):
+    if model in (real, UNSTATED) or real == protocol.UNSEEN:
         return
     if isinstance(model, list) and isinstance(real, list):
         if name in _OF_REQUESTS:

@@ -59,7 +59,8 @@ class Difference:
 class Report(Shown):
     """What a lockstep compared; `difference` is the shortest one found, None if all was equal.
 
-    `left` transitions were not compared, for a Ctrl-C came.
+    `left` transitions were not compared, for a Ctrl-C came. `unseen` cannot be observed on this
+    release.
     """
 
     scope: str
@@ -69,6 +70,7 @@ class Report(Shown):
     seconds: float
     difference: Difference | None
     left: int = 0
+    unseen: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -86,6 +88,7 @@ class Report(Shown):
         return (
             f"  {self.transitions:,} transitions replayed on vLLM {self.version}, "
             f"{f'{self.left:,} left, ' if self.left else ''}{self.seconds:.1f} s"
+            f"{'; not observed there: ' if self.unseen else ''}{', '.join(self.unseen)}"
         )
 
     def __str__(self) -> str:
@@ -278,6 +281,7 @@ def lockstep(
         seconds=time.perf_counter() - started,
         difference=shortest,
         left=left,
+        unseen=client.unseen,
     )
 
 

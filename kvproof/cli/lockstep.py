@@ -79,6 +79,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "version": report.version,
         "transitions": report.transitions,
         "left": report.left,
+        "unseen": list(report.unseen),
         "seconds": round(report.seconds, 2),
         "difference": None
         if difference is None

@@ -256,7 +256,7 @@ class Agreement:
         yield "drafts without tokens", output.scheduled_spec_decode_tokens.keys() - views, set()
         # vLLM counts the blocks of a deferred free as held though they are in nobody's table, and
         # then claims a common prefix that a scheduled request does not share.
-        common = 0 if self._scheduler.defer_block_free else output.num_common_prefix_blocks[0]
+        common = 0 if self._scheduler.defer_block_free else common_prefix_blocks(output)
         heads = {tuple(view.table[:common]) for view in views.values()}
         yield "num_common_prefix_blocks", len(heads) > 1, False
 
@@ -316,15 +316,28 @@ def _odd(data: Any, of: type) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _default(of: type, name: str) -> Any:
-    """A field's own default; what is empty where it has none."""
-    (field,) = (field for field in fields(of) if field.name == name)
-    if field.default is not MISSING:
-        return field.default
-    return ALWAYS_DEFAULT[of.__name__][name]
+def _defaults(of: type) -> list[tuple[str, Any]]:
+    """The fields that this release has, with their own defaults; what is empty where one has none.
+
+    The test of the inventory holds that the reference has all of them.
+    """
+    always = ALWAYS_DEFAULT[of.__name__]
+    return [
+        (field.name, always[field.name] if field.default is MISSING else field.default)
+        for field in fields(of)
+        if field.name in always
+    ]
 
 
-_DEFAULTS = {
-    of: [(name, _default(of, name)) for name in ALWAYS_DEFAULT[of.__name__]]
-    for of in (SchedulerOutput, NewRequestData, CachedRequestData)
-}
+_DEFAULTS = {of: _defaults(of) for of in (SchedulerOutput, NewRequestData, CachedRequestData)}
+
+SENDS_COMMON_PREFIX = any(
+    field.name == "num_common_prefix_blocks" and field.default_factory is MISSING
+    for field in fields(SchedulerOutput)
+)
+"""Whether every step says how many blocks its requests share: a release may leave it empty."""
+
+
+def common_prefix_blocks(output: SchedulerOutput) -> int:
+    """The blocks that all running requests share, as the step says; 0 where it need not say."""
+    return output.num_common_prefix_blocks[0] if SENDS_COMMON_PREFIX else 0

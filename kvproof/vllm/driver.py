@@ -36,7 +36,7 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvproof.vllm import agreement, protocol
-from kvproof.vllm.agreement import Agreement
+from kvproof.vllm.agreement import SENDS_COMMON_PREFIX, Agreement, common_prefix_blocks
 from kvproof.vllm.config import build_config
 from kvproof.vllm.connector import External, ScriptedConnector
 from kvproof.vllm.guards_out import GUARDS, taken_out
@@ -295,7 +295,7 @@ class Engine:
             "finished": self._sorted(output.finished_req_ids),
             "loads": sorted([number[load[0]], *load[1:]] for load in loads),
             "has_sync_loads": output.has_sync_kv_loads,
-            "common": output.num_common_prefix_blocks[0],
+            "common": common_prefix_blocks(output) if SENDS_COMMON_PREFIX else protocol.UNSEEN,
             "total": output.total_num_scheduled_tokens,
             "num_drafts_next": output.num_spec_tokens_to_schedule,
         }
@@ -453,7 +453,7 @@ class Engine:
             "pause": int(s.pause_state),
             "has_requests": s.has_requests(),
             "connector": self._scripts(),
-            "leaks": [[number[name], where] for name, where in self._leaks.find()],
+            "leaks": [[number[n], where] for n, where in self._leaks.find() if n in number],
         }
         return [values[name] for name in protocol.OBSERVATION]
 
@@ -754,7 +754,8 @@ def serve(
     """Answer batches until their stream ends; operations go to a new Driver, or to `answer`."""
     if answer is None:
         answer = Driver().answer
-    protocol.write_frame(answers, [vllm.__version__, list(GUARDS)])
+    unseen = [] if SENDS_COMMON_PREFIX else ["num_common_prefix_blocks"]
+    protocol.write_frame(answers, [vllm.__version__, list(GUARDS), unseen])
     while (body := protocol.read_body(batches)) is not None:
         protocol.write_frame(answers, [answer(op) for op in protocol.decode(body)])
 

@@ -114,6 +114,9 @@ PREFILL_STATS = (
 )
 """Fields of `prefill_stats`, in their order."""
 
+UNSEEN = "unseen"
+"""In the place of something that a release does not send."""
+
 _LENGTH_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode

@@ -155,7 +155,7 @@ class Worker:
 
     def _update(self, output: Any, wrong: list[Mismatch]) -> None:
         cached = output.scheduled_cached_reqs
-        whole_tables = output.block_table_updates or {}
+        whole_tables = getattr(output, "block_table_updates", None) or {}
         for name, table in whole_tables.items():
             if name in self.requests:
                 self.requests[name] = self.requests[name]._replace(table=tuple(table[0]))
