@@ -144,8 +144,7 @@ def test_what_the_scheduler_is_told_of_is_an_operation_of_the_driver() -> None:
                 operation, *arguments = entry.operation(compiled, state, action, report)
                 told[operation] = len(arguments)
     needed = {
-        name: len(node.args.args) - len(node.args.defaults) - 1
-        for name, node in operations.items()
+        name: len(node.args.args) - len(node.args.defaults) - 1 for name, node in operations.items()
     }
     assert told == needed
 
