@@ -16,6 +16,11 @@ from kvproof.spec.masks import Id
 from kvproof.spec.rules import RULES
 
 
+def kernel_name(name: str) -> str:
+    """The name of a property in snake case."""
+    return re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Invariant:
     """One property in words, and where vLLM ensures it.
@@ -39,7 +44,7 @@ class Invariant:
     @property
     def kernel_name(self) -> str:
         """The name of its kernel."""
-        return re.sub(r"(?<=.)([A-Z])", r"_\1", self.name).lower()
+        return kernel_name(self.name)
 
     @property
     def broken_by(self) -> tuple[Rule, ...]:
@@ -102,7 +107,8 @@ INVARIANTS = (
         kind="state",
         statement=(
             "The blocks of a transfer under way belong to its request alone, unpublished while "
-            "they are written, and no dispatched step writes them."
+            "they are written, and no dispatched step writes them. A load writes known tokens "
+            "only, and each into a block."
         ),
         why=(
             "A transfer is in no order with the steps: it overwrites, or is overwritten, at any "

@@ -11,7 +11,7 @@ from enum import IntEnum
 from kvproof.model import engine
 from kvproof.native.jit import kernel
 from kvproof.native.record import Record
-from kvproof.spec import state_invariants, step_invariants
+from kvproof.spec import efficiency_steps, state_invariants, step_invariants
 from kvproof.spec.verdicts import BROKEN, VACUOUS, WORKSPACE
 
 
@@ -45,6 +45,16 @@ class Id(IntEnum):
     AdmissionFits = 24
     WorkerAgrees = 25
     PublicationComplete = 26
+
+
+class Efficiency(IntEnum):
+    """The efficiency properties by name; the value is the property's bit in a mask."""
+
+    NobodyPassedOver = 0
+    NoEmptyStep = 1
+    HoldersWithinCap = 2
+    IdleIsStill = 3
+    EndPublished = 4
 
 
 def new_workspace(sizes: Mapping[str, int]) -> Record:
@@ -106,3 +116,38 @@ def check_step(before, s, c, e, w, action):
         w, Id.PublicationComplete, step_invariants.publication_complete(before, s, c, e, kind)
     )
     return broken
+
+
+@kernel
+def _count(tested, which, verdict):
+    """Count the test and give the property's bit if the step misses it."""
+    if verdict != VACUOUS:
+        tested[which] += 1
+    return (1 << which) if verdict == BROKEN else 0
+
+
+@kernel
+def check_efficiency(before, s, c, e, action, tested):
+    """Mask of the efficiency properties that an action misses; bit i is Efficiency(i)."""
+    kind = engine.kind_of(action)
+    missed = 0
+    missed |= _count(
+        tested,
+        Efficiency.NobodyPassedOver,
+        efficiency_steps.nobody_passed_over(before, s, c, e, kind),
+    )
+    missed |= _count(
+        tested, Efficiency.NoEmptyStep, efficiency_steps.no_empty_step(before, s, c, e, kind)
+    )
+    missed |= _count(
+        tested,
+        Efficiency.HoldersWithinCap,
+        efficiency_steps.holders_within_cap(before, s, c, e, kind),
+    )
+    missed |= _count(
+        tested, Efficiency.IdleIsStill, efficiency_steps.idle_is_still(before, s, c, e, kind)
+    )
+    missed |= _count(
+        tested, Efficiency.EndPublished, efficiency_steps.end_published(before, s, c, e, kind)
+    )
+    return missed

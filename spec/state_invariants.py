@@ -99,9 +99,14 @@ def no_reuse_in_flight(s, c, w):
         last = c.table_len - 1
         if moving:
             first = s.load_start[r] // c.block_size
-            last = (s.load_start[r] + s.load_tokens[r] - 1) // c.block_size
+            end = s.load_start[r] + s.load_tokens[r]
+            last = (end - 1) // c.block_size
+            if end > s.num_tokens[r] and engine.is_alive(s, r):
+                return BROKEN
         for i in range(first, last + 1):
             b = s.transfer_table[r, i]
+            if b == 0 and moving:
+                return BROKEN
             if b == 0:
                 continue
             if i >= s.num_blocks[r] or s.block_table[r, i] != b:

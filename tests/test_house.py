@@ -41,7 +41,7 @@ ROOMS = (
 """Ground first: a room imports only itself and rooms before it."""
 
 MOST_IMPORTS = 20
-MOST_KERNEL_FILES = 24
+MOST_KERNEL_FILES = 25
 
 
 def modules() -> dict[str, Path]:

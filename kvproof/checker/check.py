@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from kvproof.checker.efficiency import EfficiencySystem, Measured
 from kvproof.checker.scheduler_system import SchedulerSystem
 from kvproof.model.scope import Scope
 from kvproof.search.explore import Outcome, Result, SoFar, explore, process_size
@@ -36,6 +37,7 @@ class Check(Shown):
     actions: Mapping[str, int]
     branches: Mapping[str, int]
     tested: Mapping[str, int]
+    efficiency: tuple[Measured, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -94,10 +96,15 @@ def check(
     *,
     rename: bool = True,
     ignore: frozenset[Id] = frozenset(),
+    efficiency: bool = False,
     watch: Callable[[SoFar], None] | None = None,
 ) -> Check:
-    """Search a scope exhaustively within the limits (`rename`, `ignore`: see SchedulerSystem)."""
-    system = SchedulerSystem(scope, rename=rename, ignore=ignore)
+    """Search a scope exhaustively within the limits (`rename`, `ignore`: see SchedulerSystem).
+
+    With `efficiency` its properties are measured on the way; the outcome is the same.
+    """
+    measuring = EfficiencySystem(scope, rename=rename, ignore=ignore) if efficiency else None
+    system = measuring or SchedulerSystem(scope, rename=rename, ignore=ignore)
     result = explore(
         system,
         max_states=limits.states,
@@ -105,7 +112,14 @@ def check(
         max_seconds=limits.seconds,
         watch=watch,
     )
-    return Check(scope, result, system.action_counts, system.branch_counts, system.tested_counts)
+    return Check(
+        scope,
+        result,
+        system.action_counts,
+        system.branch_counts,
+        system.tested_counts,
+        measuring.measured(result) if measuring else (),
+    )
 
 
 def exit_code(found: Iterable[Outcome]) -> int:

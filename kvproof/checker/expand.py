@@ -74,3 +74,14 @@ def look_at_steps(rows, successors, like, c, e, parent, action, labels, goes_on,
             passed[passes] = progress_labels.passed(before, after, c)
             passes += 1
     return passes
+
+
+@kernel
+def look_at_efficiency(rows, like, c, e, work, parent, action, tested, missed):
+    """Take each action once more, for its report; fill the masks of what the steps miss."""
+    for k in range(len(action)):
+        before = at(like, rows, parent[k])
+        _copy(rows, parent[k], work, 0)
+        after = at(like, work, 0)
+        engine.apply(after, c, e, action[k])
+        missed[k] = masks.check_efficiency(before, after, c, e, action[k], tested)

@@ -47,6 +47,7 @@ def command(
     mended: Mended = False,
     rename: Annotated[bool, typer.Option(help="Rename blocks canonically.")] = True,
     coverage: Annotated[bool, typer.Option(help="List what was exercised.")] = False,
+    efficiency: Annotated[bool, typer.Option(help="Count steps that waste; no fault.")] = False,
     to: To = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -60,7 +61,9 @@ def command(
     limits = Limits(max_states, memory, max_seconds)
     done: list[Check] = []
     try:
-        for one in searched(chosen, partial(check, limits=limits, rename=rename)):
+        for one in searched(
+            chosen, partial(check, limits=limits, rename=rename, efficiency=efficiency)
+        ):
             done.append(one)
             if not as_json:
                 _show(one, coverage=coverage, quiet=quiet)
@@ -91,10 +94,19 @@ def _show(done: Check, *, coverage: bool, quiet: bool) -> None:
         err.print(Text(untested, style="yellow"))
     if coverage:
         _show_coverage(done)
+    _show_efficiency(done)
     trace = done.trace
     if trace is not None:
         out.print(f"  broken: {', '.join(trace.broken)}, after {len(trace.actions)} actions\n")
         out.print(render(trace))
+
+
+def _show_efficiency(done: Check) -> None:
+    for one in done.efficiency:
+        out.print(f"  efficiency, {one.name}: {one.missed:,} of {one.tested:,} steps miss it")
+        if one.trace is not None:
+            out.print(f"  first after {len(one.trace.actions)} actions\n")
+            out.print(render(one.trace))
 
 
 def _show_coverage(done: Check) -> None:
@@ -129,6 +141,14 @@ def _as_json(done: Check) -> dict[str, Any]:
         "collision_probability": result.collision_probability,
         "broken": list(result.violation.invariants) if result.violation else [],
         "trace": None if trace is None else msgspec.to_builtins(trace),
+        "efficiency": {
+            one.name: {
+                "tested": one.tested,
+                "missed": one.missed,
+                "trace": None if one.trace is None else msgspec.to_builtins(one.trace),
+            }
+            for one in done.efficiency
+        },
         "coverage": {
             "actions": dict(done.actions),
             "branches": dict(done.branches),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvproof.spec.efficiency import EFFICIENCY, EfficiencyProperty
 from kvproof.spec.invariants import INVARIANTS, Invariant
 from kvproof.spec.mends import MENDS
 from kvproof.spec.rules import RULES
@@ -62,6 +63,7 @@ class Mend(IntEnum):
 def masks_module() -> str:
     """spec/masks.py."""
     members = "\n".join(f"    {one.name} = {number}" for number, one in enumerate(INVARIANTS))
+    wishes = "\n".join(f"    {one.name} = {number}" for number, one in enumerate(EFFICIENCY))
     return f'''"""The invariants by number, and all of them asked at once of a state and of a step.
 
 Made by `kvproof docs` from the table in spec/invariants.py.
@@ -75,7 +77,7 @@ from enum import IntEnum
 from kvproof.model import engine
 from kvproof.native.jit import kernel
 from kvproof.native.record import Record
-from kvproof.spec import state_invariants, step_invariants
+from kvproof.spec import efficiency_steps, state_invariants, step_invariants
 from kvproof.spec.verdicts import BROKEN, VACUOUS, WORKSPACE
 
 
@@ -83,6 +85,12 @@ class Id(IntEnum):
     """The invariants by name; the value is the invariant's bit in a mask of broken ones."""
 
 {members}
+
+
+class Efficiency(IntEnum):
+    """The efficiency properties by name; the value is the property's bit in a mask."""
+
+{wishes}
 
 
 def new_workspace(sizes: Mapping[str, int]) -> Record:
@@ -113,6 +121,23 @@ def check_step(before, s, c, e, w, action):
     broken = 0
 {_asked("step", "(before, s, c, e, kind)")}
     return broken
+
+
+{_KERNEL}
+def _count(tested, which, verdict):
+    """Count the test and give the property's bit if the step misses it."""
+    if verdict != VACUOUS:
+        tested[which] += 1
+    return (1 << which) if verdict == BROKEN else 0
+
+
+{_KERNEL}
+def check_efficiency(before, s, c, e, action, tested):
+    """Mask of the efficiency properties that an action misses; bit i is Efficiency(i)."""
+    kind = engine.kind_of(action)
+    missed = 0
+{_wished("(before, s, c, e, kind)")}
+    return missed
 '''
 
 
@@ -120,6 +145,23 @@ def _asked(kind: str, arguments: str) -> str:
     return "\n".join(
         line for one in INVARIANTS if one.kind == kind for line in _question(one, arguments)
     )
+
+
+def _wished(arguments: str) -> str:
+    return "\n".join(line for one in EFFICIENCY for line in _wish(one, arguments))
+
+
+def _wish(one: EfficiencyProperty, given: str) -> Iterator[str]:
+    number, call = f"Efficiency.{one.name}", f"efficiency_steps.{one.kernel_name}{given}"
+    arguments = f"        tested, {number}, {call}"
+    line = f"    missed |= _count({arguments.lstrip()})"
+    if len(line) <= _WIDTH:
+        yield line
+    elif len(arguments) <= _WIDTH:
+        yield from ("    missed |= _count(", arguments, "    )")
+    else:
+        lines = (f"        {part}," for part in ("tested", number, call))
+        yield from ("    missed |= _count(", *lines, "    )")
 
 
 def _question(one: Invariant, arguments: str) -> Iterator[str]:

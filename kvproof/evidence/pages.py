@@ -15,6 +15,7 @@ from kvproof.evidence.mends_page import mends_page
 from kvproof.evidence.project import project
 from kvproof.proof.page import proofs_page
 from kvproof.scopes import reference
+from kvproof.spec.efficiency import EFFICIENCY
 from kvproof.spec.invariants import INVARIANTS
 from kvproof.spec.masks import Id
 from kvproof.spec.reports import NOT_MODELLED
@@ -45,6 +46,20 @@ def invariants_page() -> str:
             f"**Where vLLM ensures it.** {invariant.ensured}.\n",
             f"**How it is checked.** {when}, by its "
             f"kernel in `{kernel}`. It falls, for instance, without {rules}.\n",
+        ]
+    lines += [
+        "# Efficiency\n",
+        "What one would wish of a step and vLLM does not promise. None of it makes a run wrong, no "
+        "verdict depends on it, and a search goes on past it: `kvproof check SCOPE --efficiency` "
+        "counts the steps that miss each property and shows a shortest run to one, and its exit "
+        "code is that of the invariants. The kernels are in `spec/efficiency_steps.py`.\n",
+    ]
+    for wish in EFFICIENCY:
+        lines += [
+            f"## {wish.name}\n",
+            f"**Statement.** {wish.statement}\n",
+            f"**What it costs.** {wish.cost}\n",
+            f"**What vLLM promises.** {wish.promised}.\n",
         ]
     return "\n".join(lines)
 
