@@ -25,6 +25,9 @@ from kvproof.walks.runs import random_runs
 from kvproof.walks.worlds import ModelWorld, Violation
 
 ROOT = Path(__file__).parent.parent
+HARD_TO_MEET = {Rule.reserve_spec_step_for_loads}
+"""What goes wrong without it is met by a search only: no example of the page's number shows it."""
+
 STALE = "run `python -m checks.random_page`"
 REAL_ONES = 10
 """The real classes take so many times longer than the model."""
@@ -88,7 +91,7 @@ def test_the_machines_find_what_goes_wrong_without_a_rule(
 ) -> None:
     cell = guided_cells[rule.name]
     measured(f"random     without {rule.name:<33} {cell:>5} examples")
-    assert not cell.startswith("not in")
+    assert cell.startswith("not in") == (rule in HARD_TO_MEET)
     assert f"| {rule.name} | {cell} |" in PAGE.read_text(encoding="utf-8"), STALE
 
 

@@ -628,6 +628,7 @@ RULES = (
             "PublishedSound",
             "NoWastedStep",
         ),
+        past=("PublicationComplete",),
         account=(
             "Each rejected draft leaves a placeholder behind that no output will ever fill. R0 "
             "runs on with a count of tokens that do not exist, publishes a block of them, and is "
