@@ -116,6 +116,7 @@ class Echo:
     """Answers lockstep as the model expects it, up to a Ctrl-C."""
 
     version = "none"
+    unseen = ()
 
     def __init__(self, answered: int) -> None:
         self.left = answered

@@ -749,6 +749,7 @@ def test_frames_survive_noise_and_full_pipes(impostor: Any) -> None:
             driver.submit(large)
         assert [driver.collect() for _ in range(3)] == [large] * 3
         assert driver.guards == {"a_rule"}
+        assert driver.unseen == ("a_field",)
 
 
 def test_another_release_than_wanted_is_refused(impostor: Any) -> None:

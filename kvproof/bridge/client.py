@@ -110,8 +110,10 @@ class Client:
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """What is compared on the reference and cannot be observed on this release."""
-        self._greet()
+        """What is compared on the reference and cannot be observed on this release.
+
+        Known when the first answers have come; a Ctrl-C before them does not wait for it.
+        """
         return self._unseen
 
     def submit(self, batch: list[list[Any]]) -> None:
